@@ -1,5 +1,5 @@
-"""Keeps the address of the client of the current gRPC call, also behind a front that forwards the client's
-connection."""
+"""Records the address of the client that made the current gRPC call. The address is the client's own even if the
+connection passes through a front that forwards it (kvstore/rpc/front.py)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ _caller: ContextVar[str | None] = ContextVar("caller", default=None)
 
 
 def note_caller(context: Any, carried: Mapping[str, str]) -> None:
-    """Record the client of a call at its beginning. `carried` maps the front's addresses to those of its clients."""
+    """Record which client makes the current call. Call this at the beginning of each call. `carried` maps the
+    addresses of a front's connections to the addresses of the clients behind them."""
     peer = unquote(context.peer())
     _caller.set(carried.get(peer, peer))
 
 
 def caller_of(context: Any = None) -> str:
-    """Return the client's address in gRPC's form, for example `ipv4:10.0.0.9:51112` or `ipv6:[::1]:51112`. `context` is
-    for calls that were not recorded."""
+    """Return the address of the client in gRPC's form, for example `ipv4:10.0.0.9:51112` or `ipv6:[::1]:51112`. If
+    the call was not recorded, return the peer address of `context`, or `?` without a context."""
     return _caller.get() or ("?" if context is None else unquote(context.peer()))

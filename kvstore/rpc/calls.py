@@ -40,7 +40,7 @@ FEW = 16
 
 
 def check_cluster(wanted: str, here: str) -> None:
-    """Raise Unavailable if a request names another cluster, so that its client asks another server."""
+    """Raise Unavailable if the request names a cluster other than `here`, so that the client tries another server."""
     if wanted and wanted != here:
         raise Unavailable(f"this server is of another cluster: expected {wanted[:80]}, got {here}")
 
@@ -60,10 +60,11 @@ class _Wait:
 
 
 class ServerCalls:
-    """The calls of one gRPC server and their limits."""
+    """Counts the running calls of one gRPC server and enforces their limits."""
 
     def __init__(self, known: KnownNetworks | None = None, carried: Mapping[str, str] | None = None) -> None:
-        """`carried` maps the addresses that gRPC sees to those of clients whose connections a front forwards."""
+        """`carried` maps the addresses that gRPC sees to the addresses of the clients whose connections a front
+        forwards."""
         known = KnownNetworks() if known is None else known
         self._carried = {} if carried is None else carried
         self._of_address: dict[str, int] = {}
@@ -74,7 +75,9 @@ class ServerCalls:
         self._sweep: asyncio.TimerHandle | None = None
 
     async def begin(self, context: Any) -> str:
-        """Count a call and return its client's address. Aborts the call if the client's network has too many."""
+        """Count a call and return the address of its client. Aborts the call with Overloaded if the client's network
+        already has ADDRESS_CALLS_MAX calls. The caller must call `end` with the returned address when the call is
+        over."""
         note_caller(context, self._carried)
         address = address_of(caller_of(context))
         count = self._of_address.get(address, 0)
@@ -93,8 +96,9 @@ class ServerCalls:
 
     @asynccontextmanager
     async def without_user(self, context: Any, address: str, *, lasts: bool) -> AsyncIterator[None]:
-        """Count a call without a login while it is answered. Aborts the call if its network has too many lasting ones,
-        or when another call needs the slot."""
+        """Count a call without a login while it is answered. `lasts` is True for a health watch. Aborts the call
+        with Overloaded if its network already has ADDRESS_WATCHES_MAX watches. Also aborts it later if another call
+        needs the slot."""
         if lasts and self._watches[address] >= ADDRESS_WATCHES_MAX:
             text = f"expected at most {ADDRESS_WATCHES_MAX} health watches from one address; end one of them"
             await abort(context, Overloaded(text))
@@ -118,8 +122,9 @@ class ServerCalls:
                 del self._watches[address]
 
     async def message(self, context: Any, address: str) -> Any:
-        """Return the message of a call. Aborts the call if the message does not arrive in time, or if other calls need
-        the slot."""
+        """Read and return the message of a call. Aborts the call with Overloaded if the message does not arrive
+        within MESSAGE_S seconds or if another call needs the slot, and with InvalidRequest if the client sends no
+        message."""
         now = asyncio.get_running_loop().time()
         wait = _Wait(now)
         try:
@@ -156,8 +161,8 @@ class ServerCalls:
 
 
 class Few:
-    """Calls that are expensive, also for the metadata store. Only FEW run at once, and half of them from one address,
-    so that unauthenticated peers cannot keep the store busy."""
+    """Limits calls that are expensive for this server and for the metadata store. At most FEW of them run at once,
+    and at most half of FEW from one address, so that unauthenticated peers cannot keep the metadata store busy."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -165,7 +170,7 @@ class Few:
 
     @contextmanager
     def place(self, context: Any) -> Iterator[None]:
-        """Hold a slot for one call. Raises Overloaded."""
+        """Hold a slot for one call while the context is open. Raises Overloaded if no slot is free."""
         address = address_of(caller_of(context))
         if self._of_address.total() >= FEW or self._of_address[address] >= FEW // 2:
             raise Overloaded(f"expected at most {FEW} concurrent {self._what}, and {FEW // 2} from one address; retry")

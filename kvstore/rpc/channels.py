@@ -26,7 +26,7 @@ TIMEOUT_MAX_MS = 30_000
 KEEPALIVE_MS = 10_000
 KEEPALIVE_TIMEOUT_MS = 5_000
 AHEAD_BYTES = 1 << 20
-"""Maximum bytes of pages that a reader receives ahead of its requests, in addition to the message in transit."""
+"""Maximum bytes of pages that a reader receives before it requests them, in addition to the message in transit."""
 CONNECTIONS_MAX = 2_500
 """Default maximum number of connections of one server. A further connection is closed at once."""
 HANDSHAKE_MS = 5_000
@@ -48,8 +48,8 @@ def sizes() -> Options:
 
 
 def keepalive(*, server: bool) -> Options:
-    """Return the keepalive options. A client pings every KEEPALIVE_MS, also without calls; a server accepts twice that
-    rate."""
+    """Return the keepalive options of a server or a client. A client pings every KEEPALIVE_MS, even without calls. A
+    server accepts pings at twice that rate."""
     if server:
         return (
             ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
@@ -64,8 +64,8 @@ def keepalive(*, server: bool) -> Options:
 
 
 def channel_options() -> Options:
-    """Return the options of a client. Each channel has its own connections, so that closing it resets gRPC's
-    reconnection backoff."""
+    """Return the options of a client channel. Each channel has its own connections, so closing a channel also resets
+    gRPC's reconnection backoff."""
     return (
         *sizes(),
         *keepalive(server=False),
@@ -79,14 +79,16 @@ def channel_options() -> Options:
 
 
 def paging() -> Options:
-    """Return the options of a client that reads streams of pages. By default gRPC buffers as much as the connection
-    carries in a round trip, tens of MiB on a busy machine, even if the client reads nothing."""
+    """Return the options of a client that reads streams of pages. These options limit how much gRPC receives ahead.
+    By default gRPC buffers as much as the connection carries in a round trip, which is tens of MiB on a busy
+    machine, even if the client reads nothing."""
     return (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", AHEAD_BYTES))
 
 
 def open_channel(address: str, tls: Tls | None, more: Options = (), login: Login | None = None) -> grpc.Channel:
-    """Open a channel for a blocking client. Its calls carry `login`, by default the login of the environment. The first
-    call resolves the server's name. Raises ConfigError, and OSError if a TLS file cannot be read."""
+    """Open a channel for a blocking client. Its calls carry `login`, or the login from the environment if `login` is
+    None. The server's name is resolved by the first call, not here. Raises ConfigError, and OSError if a TLS file
+    cannot be read."""
     credentials = None if tls is None else grpc.ssl_channel_credentials(*tls.contents())
     login = login or login_of_environment()
 
@@ -100,8 +102,9 @@ def open_channel(address: str, tls: Tls | None, more: Options = (), login: Login
 def aio_opener(
     address: str, tls: Tls | None, login: Login | None = None
 ) -> Callable[[float], Awaitable[grpc.aio.Channel]]:
-    """Return a function that opens an asyncio channel after resolving the server's name within the given seconds. The
-    function raises OSError if there is no address. Raises ConfigError, and OSError if a TLS file cannot be read."""
+    """Return a function that resolves the server's name and opens an asyncio channel. The function takes the maximum
+    time of the lookup in seconds, and raises OSError if the name has no address. `aio_opener` itself raises
+    ConfigError, and OSError if a TLS file cannot be read."""
     credentials = None if tls is None else grpc.ssl_channel_credentials(*tls.contents())
     login = login or login_of_environment()
 
@@ -113,7 +116,7 @@ def aio_opener(
 
 
 def _logged_in(channel: Any, login: Login | None, address: str, tls: Tls | None) -> Any:
-    """Return a channel whose calls carry the login."""
+    """Wrap a channel so that its calls carry the login."""
     if login is None:
         return channel
     if tls is None:
@@ -123,7 +126,7 @@ def _logged_in(channel: Any, login: Login | None, address: str, tls: Tls | None)
 
 @lru_cache(maxsize=1_024)
 def warn_of_plain_login(host: str) -> None:
-    """Warn once per host beyond loopback that a login is sent without TLS."""
+    """Log a warning, once for each host other than loopback, that a login is sent without TLS."""
     if not is_loopback(host):
         text = (
             "%s: the login is sent without TLS, so others on the network can read it; use kvs:// or set KVSTORE_TLS_CA"
@@ -132,14 +135,16 @@ def warn_of_plain_login(host: str) -> None:
 
 
 async def open_aio_channel(address: str, tls: Tls | None, login: Login | None = None) -> grpc.aio.Channel:
-    """Open an asyncio channel as `aio_opener` does, with the same errors."""
+    """Resolve the server's name and open an asyncio channel. Raises the errors of `aio_opener` and of the function
+    that `aio_opener` returns."""
     return await aio_opener(address, tls, login)(LOOKUP_S)
 
 
 def blocking_channel(
     address: str, places: Sequence[str], credentials: grpc.ChannelCredentials | None, options: Options
 ) -> grpc.Channel:
-    """Return a blocking channel to a server with these addresses; empty if `address` is not a name."""
+    """Return a blocking channel. `places` are the resolved addresses of the server, empty if `address` is not a
+    name."""
     target, named = target_of(address, places)
     if credentials is None:
         return grpc.insecure_channel(target, options=(*options, *named))
@@ -149,7 +154,8 @@ def blocking_channel(
 def aio_channel(
     address: str, places: Sequence[str], credentials: grpc.ChannelCredentials | None, options: Options
 ) -> grpc.aio.Channel:
-    """Return an asyncio channel to a server with these addresses; empty if `address` is not a name."""
+    """Return an asyncio channel. `places` are the resolved addresses of the server, empty if `address` is not a
+    name."""
     target, named = target_of(address, places)
     if credentials is None:
         return grpc.aio.insecure_channel(target, options=(*options, *named))
@@ -157,8 +163,8 @@ def aio_channel(
 
 
 def server_options(connections_max: int = CONNECTIONS_MAX) -> Options:
-    """Return the options of a server. Connections count from their accept. Without SO_REUSEPORT, a port in use is an
-    error instead of a shared port."""
+    """Return the options of a server. A connection counts against `connections_max` as soon as it is accepted.
+    SO_REUSEPORT is off, so a port in use is an error and is not shared."""
     return (
         *sizes(),
         *keepalive(server=True),
@@ -170,6 +176,6 @@ def server_options(connections_max: int = CONNECTIONS_MAX) -> Options:
 
 
 def timeout_s(timeout_ms: int) -> float:
-    """Return the timeout in seconds of a request that asks for `timeout_ms`: 0 means the default, and there is a
-    maximum."""
+    """Return the timeout of a request in seconds. `timeout_ms` is the requested timeout; 0 selects the default. A
+    timeout above TIMEOUT_MAX_MS is reduced to it."""
     return min(timeout_ms or TIMEOUT_DEFAULT_MS, TIMEOUT_MAX_MS) / 1000

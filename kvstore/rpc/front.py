@@ -29,14 +29,14 @@ log = logging.getLogger(__name__)
 CONNECT_S = 5.0
 """Maximum time to connect to the process's own port."""
 ENDING_S = 5.0
-"""Maximum time for the remaining bytes once one side has ended, because gRPC ends both directions at once, and for a
-side that reads nothing. After that the connection is aborted."""
+"""Maximum time in seconds for the remaining bytes after one side has ended. gRPC ends both directions at once, and a
+side may read nothing. After this time the connection is aborted."""
 HOST = "127.0.0.1"
 """Host of the ports behind the front."""
 
 
 class Front:
-    """Listens on the public port of a gRPC server, from `open` to `close`."""
+    """The public port of a gRPC server with TLS. It listens from `open` to `close` and forwards each connection."""
 
     def __init__(
         self,
@@ -45,8 +45,9 @@ class Front:
         known: KnownNetworks | None = None,
         carried: dict[str, str] | None = None,
     ) -> None:
-        """`noted_plain` is called for each connection without TLS. `known` are networks whose connections give way only
-        to each other. `carried` receives each client's address by the address that gRPC sees, both in gRPC's form."""
+        """`noted_plain` is called for each connection without TLS. A connection from one of the `known` networks is
+        only aborted in favor of a connection from another known network. `carried` is filled while connections last:
+        it maps the address that gRPC sees to the client's address, both in gRPC's form."""
         self._max, self._noted_plain = connections_max, noted_plain
         self._known = KnownNetworks() if known is None else known
         self.carried = {} if carried is None else carried
@@ -55,8 +56,9 @@ class Front:
         self._relays: Shares[_Relay] = Shares(self._known)
 
     async def open(self, address: str, *, with_tls: int, without: int | None) -> int:
-        """Forward connections to `host:port` to one of the two ports, and return the listening port. `without` is the
-        port for connections without TLS; None closes such connections. Raises OSError."""
+        """Listen on `address` (`host:port`) and return the bound port. Connections with TLS are forwarded to the
+        loopback port `with_tls`, and connections without TLS to the port `without`. If `without` is None,
+        connections without TLS are closed. Raises OSError."""
         host, port = split_address(address)
         sockets = await bind(host, port)
         found: int = sockets[0].getsockname()[1]
@@ -73,20 +75,20 @@ class Front:
         return found
 
     def stop(self) -> None:
-        """Accept no more connections. Existing ones continue."""
+        """Stop accepting connections. Existing connections continue."""
         for each in self._acceptors:
             each.close()
 
     async def close(self) -> None:
-        """Stop accepting and end all connections."""
+        """Stop accepting connections and end all existing ones."""
         self.stop()
         for relay in list(self._relays):
             relay.end()
         await self._nursery.close()
 
     def take_in(self, relay: _Relay, network: str) -> bool:
-        """Give a new connection a slot. If none is free, abort a connection of a network with more connections. Return
-        False if there is no such connection."""
+        """Give a new connection a slot and return True. If no slot is free, abort a connection of a network that has
+        more connections than this network, or return False if there is no such network."""
         if len(self._relays) >= self._max:
             gone = self._relays.displaced_by(network)
             if gone is None:
@@ -100,7 +102,7 @@ class Front:
         self._relays.discard(relay)
 
     def connect(self, relay: _Relay, port: int, *, is_plain: bool) -> None:
-        """Connect the relay to the port behind the front."""
+        """Connect the relay to the loopback port `port`. `is_plain` is True if the client does not use TLS."""
         if is_plain:
             self._noted_plain()
         self._nursery.spawn(relay.connect(port), name="relay")
@@ -113,10 +115,11 @@ def _address_of(transport: Any, end: str) -> str:
 
 
 class _Side(asyncio.Protocol):
-    """One of the two connections of a relay. It passes its bytes to the other, which may pause it."""
+    """One of the two connections of a relay. It writes the bytes that it receives to the other connection, which may
+    pause it."""
 
     def __init__(self, half_ended: Callable[[], None], lost: Callable[[], None]) -> None:
-        """`half_ended` is called at the end of the incoming bytes, `lost` when the connection is gone."""
+        """`half_ended` is called when no more bytes will arrive, and `lost` when the connection is closed."""
         self._half_ended, self._lost = half_ended, lost
         self.transport: Any = None
         self.other: _Side | None = None
@@ -132,8 +135,8 @@ class _Side(asyncio.Protocol):
         self.other.transport.write(data)
 
     def eof_received(self) -> bool:
-        """Pass the end of the stream on. If both sides have ended, return False, because a transport that stays open
-        would never be reported as lost."""
+        """Pass the end of the stream to the other side. Return False if both sides have ended, because a transport
+        that stays open would never be reported as lost."""
         self.has_ended = True
         if self.other is None or self.other.has_ended:
             return False
@@ -156,7 +159,8 @@ class _Side(asyncio.Protocol):
 
 
 class _Relay(_Side):
-    """The accepted connection. Its first bytes decide where it is forwarded."""
+    """A client's connection and the connection to the loopback port behind the front. The first bytes from the
+    client select that port."""
 
     def __init__(self, front: Front, with_tls: int, without: int | None) -> None:
         super().__init__(self._end_soon, self._note_lost)
@@ -198,7 +202,7 @@ class _Relay(_Side):
             self.opened.set_result(None)
 
     async def connect(self, port: int) -> None:
-        """Open the other side and pass on the first bytes."""
+        """Connect to the loopback port and forward the bytes that have arrived."""
         side = _Side(self._end_soon, self._note_lost)
         side.other = self  # before connecting, because bytes may arrive first
         try:
@@ -221,7 +225,7 @@ class _Relay(_Side):
         self.transport.resume_reading()
 
     def end(self) -> None:
-        """End both sides once everything has been sent or cannot be."""
+        """Close both sides once everything has been sent or can no longer be sent."""
         if self._is_over:
             return
         self._is_over = True
@@ -234,7 +238,7 @@ class _Relay(_Side):
         return [each for each in (self, self.other) if each is not None and each.transport is not None]
 
     def _end_soon(self) -> None:
-        """Give the other direction a moment before the end."""
+        """Close the connections after a short delay that lets the other direction finish."""
         if not self._is_over:
             self._do_later(ENDING_S, self.end)
 
@@ -246,7 +250,8 @@ class _Relay(_Side):
             side.transport.abort()
 
     def _note_lost(self) -> None:
-        """Handle a lost side. A side that has not sent everything still has its socket and still counts."""
+        """Handle the loss of one side. A side that still has bytes to send keeps its socket and still counts as a
+        connection."""
         self.end()
         if all(side.is_lost for side in self._sides()):
             self._do_no_more()
@@ -255,7 +260,7 @@ class _Relay(_Side):
             self._front.closed(self)
 
     def _do_later(self, delay_s: float, what: Callable[[], None]) -> None:
-        """Schedule an action and cancel the one scheduled before."""
+        """Call `what` after `delay_s` seconds, and cancel the action that was scheduled before."""
         self._do_no_more()
         self._timer = asyncio.get_running_loop().call_later(delay_s, what)
 

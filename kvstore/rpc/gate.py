@@ -16,8 +16,9 @@ class Gate(Protocol):
         ...
 
     def passage(self, method: str, request: Any, context: Any, *, lasts: bool) -> AbstractAsyncContextManager[None]:
-        """Let a call proceed or abort it, and abort a lasting call later if its permission ends. `request` is None if
-        the client streams. The response headers of a lasting call are sent in between."""
+        """Return a context in which an authorized call runs. Entering the context aborts a call that is not allowed.
+        If `lasts` is True, entering it also sends the response headers, and the call is aborted later if its user
+        loses the permission. `request` is None if the client streams."""
         ...
 
 
@@ -25,7 +26,7 @@ HEALTH = "/grpc.health.v1.Health/"
 
 
 class Passage:
-    """The gate for one method. Without a gate every call proceeds."""
+    """Authorizes the calls of one method. Without a gate every call proceeds."""
 
     def __init__(self, gate: Gate | None, method: str) -> None:
         self._gate, self._method = gate, method
@@ -37,14 +38,15 @@ class Passage:
         return self._gate is not None and self._gate.is_on
 
     def through(self, request: Any, context: Any) -> AbstractAsyncContextManager[None]:
-        """Authorize a call. The gate must be asked."""
+        """Return a context in which the call runs if it is authorized. Call this only if `is_asked` is True."""
         assert self._gate is not None, "there is no gate"
         return self._gate.passage(self._method, request, context, lasts=False)
 
     @asynccontextmanager
     async def lasting(self, request: Any, context: Any) -> AsyncIterator[None]:
-        """Authorize a lasting call. The gate knows lasting calls even while access control is off. Sends the response
-        headers at once, which tell the client that what it sends from now on has arrived."""
+        """Authorize a long-lived call and run it in this context. The gate tracks such calls even while access
+        control is off. The response headers are sent at once: they tell the client that the server receives what it
+        sends from now on."""
         if self._gate is None:
             await context.send_initial_metadata(())
             yield

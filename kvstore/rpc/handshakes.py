@@ -1,4 +1,4 @@
-"""Certificates of a gRPC server: the current ones, and renewed ones from the next handshake on."""
+"""The certificates of a gRPC server. Renewed certificates are used from the next handshake on."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from kvstore.env.certificates import Certificates
 
 
 class Handshakes:
-    """Provides gRPC with the newest certificates of the process."""
+    """Gives gRPC the newest certificates of the process for each handshake."""
 
     def __init__(self, certificates: Certificates) -> None:
         self._certificates, self._known = certificates, certificates.reads
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Return the credentials for a port."""
+        """Return gRPC credentials for opening a port."""
         verifies = self._certificates.tls.verify_clients
         return grpc.dynamic_ssl_server_credentials(self._configuration(), self._newer_or_none, verifies)
 
     def _newer_or_none(self) -> Any:
-        """Return the certificates renewed since the last handshake; None if there are none. gRPC calls this in its own
-        thread."""
+        """Return the certificates that were renewed since the last handshake, or None if there are none. gRPC calls
+        this function in its own thread."""
         if self._known == self._certificates.reads:
             return None
         self._known = self._certificates.reads

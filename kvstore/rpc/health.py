@@ -1,5 +1,6 @@
-"""gRPC's health service. Watchers receive each change when they can take it, and nothing waits for them. If watchers
-were notified under a lock, one that reads nothing could prevent the server from reporting that it stops."""
+"""gRPC's health service. A watcher receives each change as soon as it can accept one, and the server waits for no
+watcher. If watchers were notified under a lock, a watcher that reads nothing could prevent the server from reporting
+that it stops."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Logins of clients: a user and a password, or a token, from a URL, a file or the environment, and how calls carry
-them.
+"""The logins of clients: a user with a password, or a token. This module reads logins from a URL, a file or the
+environment, and adds them to calls.
 
-A login is never a command option, because everyone on the machine can read the arguments of processes.
+A login is never a command-line option, because everyone on the machine can read the arguments of processes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Login:
     """A user with a password, or a token. Its `repr` does not show the secret."""
 
     user: str
-    """Empty: the token identifies the user."""
+    """The user's name. Empty for a token, because the token identifies the user."""
     password: bytes = field(repr=False)
 
     @property
@@ -43,8 +43,9 @@ class Login:
 
 
 def login_of_environment(environ: Mapping[str, str] | None = None, prefix: str = PREFIX) -> Login | None:
-    """Return the login from KVSTORE_TOKEN_FILE, KVSTORE_TOKEN, or KVSTORE_USER with KVSTORE_PASSWORD_FILE or
-    KVSTORE_PASSWORD; with another prefix only a user and password. None if none is set. Raises ConfigError."""
+    """Return the login that the environment contains, or None. KVSTORE_TOKEN_FILE and KVSTORE_TOKEN contain a token;
+    KVSTORE_USER contains a user whose password is in KVSTORE_PASSWORD_FILE or KVSTORE_PASSWORD. With a prefix other
+    than the default, only a user and a password are read. Raises ConfigError."""
     environ = os.environ if environ is None else environ
     user, file = environ.get(f"{prefix}_USER", ""), environ.get(f"{prefix}_PASSWORD_FILE", "")
     token = _token_of(environ) if prefix == PREFIX else None
@@ -60,7 +61,8 @@ def login_of_environment(environ: Mapping[str, str] | None = None, prefix: str =
 
 
 def login_by_token(word: bytes, where: str) -> Login:
-    """Return the login of a token. Raises ConfigError, which names `where` the token was found but not the token."""
+    """Return the login of the token `word`. Raises ConfigError if it is not a token. The error names `where` the
+    token came from, but does not contain the token."""
     if id_or_none(word) is None:
         raise ConfigError(
             f"{where}: expected a token as printed by `kvstore token add`, got {len(word)} bytes in another form"
@@ -76,12 +78,13 @@ def _token_of(environ: Mapping[str, str]) -> Login | None:
 
 
 def without_login(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without logins, for a long-lived process that is not a client."""
+    """Return a copy of the environment without logins, for a long-lived child process that is not a client."""
     return {name: value for name, value in environ.items() if not _OF_LOGINS.fullmatch(name)}
 
 
 def password_in(path: Path) -> bytes:
-    """Return the first line of a file that other accounts cannot read. Raises ConfigError."""
+    """Return the first line of a password file. Raises ConfigError if the file cannot be read or if other accounts
+    can read it."""
     try:
         with open_private(path) as file:
             data = file.read(FILE_BYTES_MAX + 1)
@@ -95,7 +98,8 @@ def password_in(path: Path) -> bytes:
 
 
 class LoggedInChannel:
-    """A channel of either gRPC API whose calls carry a login. Generated stubs accept it as a channel."""
+    """A channel whose calls carry a login. It wraps a channel of gRPC's blocking or asyncio API, and generated stubs
+    accept it."""
 
     def __init__(self, channel: Any, login: Login) -> None:
         self._channel = channel

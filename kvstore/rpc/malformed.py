@@ -1,5 +1,6 @@
-"""Wraps every gRPC method: counts its calls (kvstore/rpc/calls.py) and refuses messages that cannot be parsed. Without
-it gRPC answers UNKNOWN, which says of a write that it may have been done, and logs a traceback for each message."""
+"""Wraps every gRPC method of a server. The wrapper counts calls (kvstore/rpc/calls.py) and refuses messages that
+cannot be parsed. Without the wrapper, gRPC would answer UNKNOWN, which means that a write may have been done, and
+would log a traceback for each message."""
 
 from __future__ import annotations
 
@@ -21,15 +22,15 @@ Behaviour = Callable[[Any, Any], Any]
 
 
 class Malformed:
-    """Takes the place of a message that could not be parsed."""
+    """Placeholder for a message that could not be parsed."""
 
     def __init__(self, reason: str) -> None:
         self.error = InvalidRequest(f"malformed message: {reason}")
 
 
 class Guarded:
-    """Takes the place of the gRPC server when services are registered. Their handlers never receive malformed
-    messages."""
+    """Stands in for the gRPC server when services are registered, and wraps their methods. The services never
+    receive malformed messages."""
 
     def __init__(
         self,
@@ -38,7 +39,7 @@ class Guarded:
         known: KnownNetworks | None = None,
         carried: Mapping[str, str] | None = None,
     ) -> None:
-        """Without a gate no login is required. `known` and `carried` are as in ServerCalls."""
+        """Without a gate no login is required. `known` and `carried` have the same meaning as for ServerCalls."""
         self._server, self._gate = server, gate
         self._calls = ServerCalls(known, carried)
 
@@ -46,7 +47,7 @@ class Guarded:
         self._server.add_generic_rpc_handlers(tuple(_Handlers(each, self._calls, self._gate) for each in handlers))
 
     def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
-        """Ignore handlers registered by name. They equal the generic handlers, which this server uses."""
+        """Ignore handlers that are registered by name. They equal the generic handlers, which this server uses."""
 
 
 class _Handlers(grpc.GenericRpcHandler):
@@ -62,8 +63,8 @@ class _Handlers(grpc.GenericRpcHandler):
 
 
 def _guarded(handler: Any, calls: ServerCalls, passage: Passage) -> Any:
-    """Wrap a method. A method with one request becomes a stream for gRPC, because streams begin with the headers; the
-    wrapper reads its request."""
+    """Return the wrapped method. A method with a single request is presented to gRPC as a stream, because a stream
+    begins when the headers arrive. The wrapper then reads the request itself, so it can limit the wait."""
     if handler.request_streaming:
         is_generator = inspect.isasyncgenfunction(handler.stream_stream)
         streaming = _streaming_pages if is_generator else _streaming
@@ -106,7 +107,7 @@ def _unary(behaviour: Behaviour, calls: ServerCalls, passage: Passage) -> Behavi
 
 
 def _lasting(behaviour: Behaviour, calls: ServerCalls, passage: Passage) -> Behaviour:
-    """Wrap a method that writes its answers for as long as its client wants."""
+    """Wrap a method that sends answers for as long as its client wants."""
 
     async def answer(_: Any, context: Any) -> Any:
         address = await calls.begin(context)
@@ -121,8 +122,8 @@ def _lasting(behaviour: Behaviour, calls: ServerCalls, passage: Passage) -> Beha
 
 
 def _open(handler: Any, calls: ServerCalls, passage: Passage) -> Behaviour:
-    """Wrap a method that needs no login. It writes even a single answer itself, so that the call counts until the
-    client has received the answer."""
+    """Wrap a method that needs no login. The wrapper writes even a single answer itself, so that the call counts
+    until the client has received the answer."""
     lasts = handler.response_streaming
 
     async def answer(_: Any, context: Any) -> Any:

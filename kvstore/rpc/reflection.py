@@ -1,5 +1,5 @@
-"""gRPC server reflection, version 1, which newer tools request first. The answers are those of v1alpha, because both
-use the same messages."""
+"""gRPC server reflection, version 1, which newer tools request first. The answers are the answers of v1alpha,
+because both versions use the same messages."""
 
 from __future__ import annotations
 

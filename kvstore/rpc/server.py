@@ -1,4 +1,4 @@
-"""A gRPC server with kvstore's limits, health and reflection."""
+"""A gRPC server with kvstore's limits, health service and reflection."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Register = Callable[[grpc.aio.Server], None]
 
 
 class GrpcServer:
-    """Serves the registered services. `services` are their full names, for health and reflection."""
+    """Serves the registered services. `services` are their full names, which health and reflection report."""
 
     def __init__(
         self,
@@ -37,8 +37,8 @@ class GrpcServer:
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         known: KnownNetworks | None = None,
     ) -> None:
-        """Without a gate no login is required. `interceptors` run before the gate. `known` are networks whose calls
-        give way only to each other."""
+        """Without a gate no login is required. `interceptors` run before the gate. A connection from one of the
+        `known` networks is only closed in favor of a connection from another known network."""
         self._services, self._register = tuple(services), register
         self._connections_max, self._gate, self._known = connections_max, gate, known
         self._interceptors = interceptors
@@ -48,8 +48,9 @@ class GrpcServer:
         self._health = Health()
 
     async def start(self, address: str, tls: Tls | Certificates | None = None) -> int:
-        """Listen on `host:port` and return the port. Health reports NOT_SERVING until `set_serving`. With
-        `Certificates`, each handshake uses the newest ones. Raises OSError."""
+        """Listen on `address` (`host:port`) and return the bound port. The health status is NOT_SERVING until
+        `set_serving` is called. If `tls` is a Certificates object, each handshake uses the newest certificates.
+        Raises OSError."""
         await self.set_serving(False)
         # Behind a front, a connection that gave way may still count here for a moment.
         server = self._server = self._made(self._connections_max if tls is None else 2 * self._connections_max)
@@ -90,13 +91,13 @@ class GrpcServer:
         return await self._front.open(address, with_tls=with_tls, without=without)
 
     async def set_serving(self, serving: bool, *services: str) -> None:
-        """Set the health status of the named services, or of all."""
+        """Set the health status of the named services, or of all services if none is named."""
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for service in services or ("", *self._services):
             self._health.set(service, status)
 
     async def stop(self, grace_s: float) -> None:
-        """Accept no more calls, wait up to `grace_s` for running calls, then cancel them."""
+        """Stop accepting calls, wait up to `grace_s` seconds for running calls, then cancel the remaining ones."""
         self._health.end()
         if self._front is not None:
             self._front.stop()

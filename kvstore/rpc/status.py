@@ -98,7 +98,7 @@ FIELDS: dict[type[errors.StoreError], tuple[tuple[str, Callable[[str], Any]], ..
     errors.QuotaExceeded: (("namespace", str), ("quota", str), ("used", int), ("limit", int), ("wanted", int)),
     errors.RateExceeded: (("namespace", str), ("ops_per_s", int), ("share", int), ("retry_after_ms", int)),
 }
-"""Errors made of fields. All other errors are made of their message."""
+"""Errors that are constructed from fields. Every other error is constructed from its message."""
 
 
 class Description(NamedTuple):
@@ -110,7 +110,7 @@ class Description(NamedTuple):
 
 
 def reason_of(kind: type[errors.StoreError]) -> str:
-    """Return an error's reason, for example `NOT_LEADER` for `NotLeader`."""
+    """Return the reason that represents an error class on the wire, for example `NOT_LEADER` for `NotLeader`."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).upper()
 
 
@@ -118,13 +118,15 @@ _BY_REASON = {reason_of(kind): kind for kind in STATUS}
 
 
 def listed(kind: type[errors.StoreError]) -> type[errors.StoreError]:
-    """Return the class under which an error is sent: its own, or its nearest base class in the table."""
+    """Return the class that represents an error on the wire: the class itself, or the nearest base class in the
+    table."""
     return next(base for base in kind.__mro__ if base in STATUS)
 
 
 def http_status(error: errors.StoreError) -> int:
-    """Return the HTTP status of an error. It follows the gRPC status, with two exceptions: a Retryable error is always
-    429 or 503, because HTTP clients repeat only those, and QuotaExceeded is 507, because a repetition does not help."""
+    """Return the HTTP status of an error. It follows from the gRPC status, with two exceptions. A Retryable error is
+    always 429 or 503, because HTTP clients retry only these statuses. QuotaExceeded is 507, because a retry does not
+    help."""
     kind = listed(type(error))
     if kind is errors.QuotaExceeded:
         return 507
@@ -133,14 +135,15 @@ def http_status(error: errors.StoreError) -> int:
 
 
 def describe(error: errors.StoreError) -> Description:
-    """Describe an error for the wire."""
+    """Return the wire form of an error: its reason, message and metadata."""
     kind = listed(type(error))
     fields = {name: str(getattr(error, name)) for name, _ in FIELDS.get(kind, ())}
     return Description(reason_of(kind), str(error)[:MESSAGE_CHARACTERS_MAX], fields)
 
 
 def restore(reason: str, message: str, metadata: Mapping[str, str]) -> errors.StoreError:
-    """Return the error of a description. A reason unknown to this release says nothing about the outcome."""
+    """Return the error that a description represents. If this release does not know the reason, the result is
+    OutcomeUnknown, because an unknown reason does not tell whether the operation was done."""
     kind = _BY_REASON.get(reason)
     if kind is None:
         return errors.OutcomeUnknown(f"{reason}: {message}")
@@ -153,7 +156,7 @@ def restore(reason: str, message: str, metadata: Mapping[str, str]) -> errors.St
 
 
 def details_of(error: errors.StoreError) -> tuple[grpc.StatusCode, str, bytes]:
-    """Return (status code, message, serialized google.rpc.Status)."""
+    """Return the parts of a gRPC status for an error: the code, the message and a serialized google.rpc.Status."""
     code = STATUS[listed(type(error))]
     reason, message, metadata = describe(error)
     status = status_pb2.Status(code=code.value[0], message=message)
@@ -162,7 +165,7 @@ def details_of(error: errors.StoreError) -> tuple[grpc.StatusCode, str, bytes]:
 
 
 class RpcFailure(Protocol):
-    """The interface of grpc.RpcError in both APIs."""
+    """The interface that grpc.RpcError has in both of gRPC's APIs."""
 
     def code(self) -> Any: ...
     def details(self) -> Any: ...
@@ -170,7 +173,7 @@ class RpcFailure(Protocol):
 
 
 _NOT_SENT = ("failed to connect to all addresses", "Concurrent RPC limit exceeded", NO_ADDRESS)
-"""How the text of a call begins that no handler has seen: gRPC's texts and kvstore's."""
+"""Beginnings of the error texts of calls that never reached a handler: gRPC's texts and kvstore's."""
 
 
 _NO_CONNECTION = re.compile(
@@ -181,15 +184,15 @@ _NO_CONNECTION = re.compile(
 
 
 def connection_fault(text: str) -> str:
-    """Return gRPC's text about a failed connection as `no connection to HOST:PORT: reason`, and any other text
-    unchanged."""
+    """Rewrite gRPC's text about a failed connection as `no connection to HOST:PORT: reason`. Any other text is
+    returned unchanged."""
     found = _NO_CONNECTION.fullmatch(text)
     return text if found is None else f"no connection to {found[1]}: {found[2]}"
 
 
 def from_rpc_error(failure: RpcFailure) -> errors.StoreError:
-    """Return the StoreError that the server raised, or what gRPC's own failure says about the outcome, which is rarely
-    much."""
+    """Return the StoreError of a failed call. If the server raised a StoreError, the result is that error. If gRPC
+    itself failed, the result follows from gRPC's status code, and is usually OutcomeUnknown."""
     for key, value in failure.trailing_metadata() or ():
         if key == DETAILS_KEY:
             return _from_details(value) or _from_code(failure)
@@ -197,7 +200,7 @@ def from_rpc_error(failure: RpcFailure) -> errors.StoreError:
 
 
 def is_answered(failure: RpcFailure) -> bool:
-    """Return True if a kvstore server raised the error."""
+    """Return True if a kvstore server raised the error, False if gRPC itself failed."""
     return any(key == DETAILS_KEY for key, _ in failure.trailing_metadata() or ())
 
 
@@ -226,12 +229,12 @@ def _from_code(failure: RpcFailure) -> errors.StoreError:
 
 
 class Abortable(Protocol):
-    """The part of a grpc.aio servicer context that answers an error."""
+    """The part of a grpc.aio servicer context that ends a call with an error."""
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> NoReturn: ...
 
 
 async def abort(context: Abortable, error: errors.StoreError) -> NoReturn:
-    """End a call with `error`."""
+    """End the call with the gRPC status of `error`. Does not return."""
     code, message, details = details_of(error)
     await context.abort(code, message, ((DETAILS_KEY, details),))

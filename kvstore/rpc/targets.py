@@ -1,7 +1,8 @@
-"""Resolves server names for gRPC, because gRPC's own lookup can be neither bounded nor shared.
+"""Resolves server names for gRPC, because the duration of gRPC's own lookup cannot be limited and its result cannot be
+shared.
 
-The name stays what the server's certificate must show and what calls send as their authority. A channel keeps the
-addresses with which it was opened. If the channel breaks, its user opens another one with current addresses.
+The server's certificate must still contain the name, and calls still send the name as their authority. A channel keeps
+the addresses with which it was opened. If the channel breaks, its user opens another channel with current addresses.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from kvstore.env.transport import split_address
 
 Options = tuple[tuple[str, Any], ...]
 NO_ADDRESS = "no address of the server is known"
-"""How the error of a call begins that was not sent because of it."""
+"""Beginning of the error text of a call that was not sent because the server's name could not be resolved."""
 
 
 def host_of(address: str) -> str:
-    """Return the host in `host:port`, or the whole text if it is malformed, so that gRPC reports the error."""
+    """Return the host in `host:port`. If the address is malformed, return the whole text, so that gRPC reports the
+    error."""
     try:
         return split_address(address)[0]
     except ValueError:
@@ -28,13 +30,14 @@ def host_of(address: str) -> str:
 
 
 def needs_lookup(address: str) -> bool:
-    """Return True if an address contains a name, which must be resolved before a channel can be opened."""
+    """Return True if the address contains a host name, which must be resolved before a channel can be opened."""
     host = host_of(address)
     return host != address and not is_address(host)
 
 
 def target_of(address: str, places: Sequence[str]) -> tuple[str, Options]:
-    """Return gRPC's target for a server with these addresses, and the options that keep its name."""
+    """Return gRPC's target string for a server with the resolved addresses `places`, and the channel options that
+    preserve the server's name."""
     if not needs_lookup(address):
         return address, ()
     host, port = split_address(address)
@@ -47,13 +50,14 @@ def target_of(address: str, places: Sequence[str]) -> tuple[str, Options]:
 
 
 async def places_of(address: str, timeout_s: float = LOOKUP_S) -> tuple[str, ...]:
-    """Return the addresses of the host in `host:port`. Raises OSError."""
+    """Resolve the host in `host:port` and return its addresses; empty if the host is not a name. Raises OSError if the
+    lookup fails or takes longer than `timeout_s` seconds."""
     return await NAMES.find_soon(host_of(address), timeout_s) if needs_lookup(address) else ()
 
 
 class NotFound(grpc.RpcError, grpc.Call):
-    """The error of a call to a server without a known address: nothing was sent. Also serves as the call that `future`
-    returns."""
+    """The error of a call to a server whose name could not be resolved: nothing was sent. Also serves as the call
+    object that `future` returns."""
 
     def __init__(self, error: OSError) -> None:
         self._text = f"{NO_ADDRESS}: {error}"
@@ -91,8 +95,9 @@ class NotFound(grpc.RpcError, grpc.Call):
 
 
 class NamedChannel:
-    """A blocking channel to a server given by name. The first call resolves the name in the thread of its caller. A
-    call that finds no address fails like a call that finds no server. Generated stubs accept it as a channel."""
+    """A blocking channel to a server given by name. The first call resolves the name in the thread of its caller. If
+    the name has no address, the call fails like a call to an unreachable server. Generated stubs accept this object
+    as a channel."""
 
     def __init__(self, address: str, opens: Callable[[Sequence[str]], grpc.Channel]) -> None:
         self._address, self._opens = address, opens
@@ -112,7 +117,8 @@ class NamedChannel:
         return _Method(self, "stream_stream", args, options)
 
     def opened(self, timeout_s: float | None) -> grpc.Channel:
-        """Return the channel itself. Raises NotFound, and ValueError, as gRPC does, if it is closed."""
+        """Resolve the name if necessary and return the gRPC channel. The lookup takes at most `timeout_s` seconds.
+        Raises NotFound, and ValueError (as gRPC does) if the channel is closed."""
         if self._channel is None:
             try:
                 places = NAMES.find(host_of(self._address), *(() if timeout_s is None else (timeout_s,)))

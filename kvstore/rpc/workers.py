@@ -40,11 +40,12 @@ AT_EXIT = "at interpreter shutdown"
 
 
 class Late(Exception):
-    """A job did not end in time. It may end later, without a caller."""
+    """Raised when a job does not end in time. The job may still end later, when nobody waits for its outcome."""
 
 
 class Job(Generic[T]):
-    """A function that a worker runs once, in the caller's context variables, and its outcome."""
+    """A function call that a worker thread runs once, in the caller's context variables, and the outcome of the
+    call."""
 
     __slots__ = ("_claim", "_ended", "_error", "_function", "_result", "is_over")
 
@@ -59,10 +60,11 @@ class Job(Generic[T]):
         self._result: Any = None
         self._error = None
         self.is_over = False
-        """True once `wait` returns at once."""
+        """True once `wait` returns without delay."""
 
     def wait(self, wait_s: float = inf) -> T:
-        """Return the function's result, or raise its error, once. Raises Late after `wait_s` seconds."""
+        """Wait for the function and return its result or raise its error. Can be called once. Raises Late after
+        `wait_s` seconds."""
         if not self.join(wait_s):
             raise Late
         error = self._error
@@ -78,13 +80,14 @@ class Job(Generic[T]):
             del error, self
 
     def join(self, wait_s: float = inf) -> bool:
-        """Wait until the function has ended. Returns False if it has not within `wait_s` seconds."""
+        """Wait until the function has ended. Return False if that takes longer than `wait_s` seconds."""
         if not self.is_over and self._ended.acquire(timeout=min(max(0.0, wait_s), threading.TIMEOUT_MAX)):
             self._ended.release()
         return self.is_over
 
     def run(self, ending: Callable[[], object]) -> None:
-        """Run the function unless another worker has. Calls `ending` right before the caller wakes."""
+        """Run the function unless another worker already runs it. `ending` is called right before the caller is
+        woken."""
         if not self._claim.acquire(blocking=False):
             ending()
             return
@@ -105,11 +108,11 @@ class Workers:
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[Job[Any]] = queue.SimpleQueue()
         self._idle: deque[None] = deque()
-        """One item for each worker that waits at the queue. A caller takes one before it queues a job."""
+        """One item for each worker that waits at the queue. A caller removes one item before it queues a job."""
         self.idents = set[int]()
 
     def start(self, job: Job[Any]) -> None:
-        """Have a worker run the job. Idempotent. Raises Overloaded if the process cannot have another thread."""
+        """Let a worker run the job. Idempotent. Raises Overloaded if the process cannot start another thread."""
         try:
             self._idle.pop()
         except IndexError:
@@ -165,7 +168,7 @@ _workers: Workers | None = None
 
 
 def workers() -> Workers:
-    """Return the process's pool."""
+    """Return the worker pool of the process."""
     global _workers
     found = _workers
     if found is None:
@@ -174,14 +177,14 @@ def workers() -> Workers:
 
 
 def start(job: Job[Any]) -> None:
-    """Have a worker run the job. Idempotent: a caller that was interrupted while it started a job may start it again.
-    Raises Overloaded."""
+    """Let a worker of the process's pool run the job. Idempotent, so a caller that was interrupted here may call it
+    again with the same job. Raises Overloaded."""
     workers().start(job)
 
 
 def run(function: Callable[[], T], wait_s: float = inf) -> T:
-    """Call the function in a worker thread and return what it returns, or raise what it raises. Raises Late if that
-    takes longer than `wait_s` seconds. Called by a worker, it calls the function in place."""
+    """Call the function in a worker thread and return its result or raise its error. Raises Late after `wait_s`
+    seconds. If the caller is a worker itself, the function runs in that thread, without a time limit."""
     if is_worker():
         return function()
     job = Job(function)
@@ -190,12 +193,12 @@ def run(function: Callable[[], T], wait_s: float = inf) -> T:
 
 
 def is_worker() -> bool:
-    """Return True in a worker thread, where a job's own jobs run in place."""
+    """Return True if the current thread is a worker. Jobs that a worker starts run in its own thread."""
     return threading.get_ident() in workers().idents
 
 
 def run_within(function: Callable[[], object], wait_s: float) -> None:
-    """Have another worker call a function that may hang, and wait for it, but not for longer than `wait_s` seconds."""
+    """Call a function that may hang, in another worker thread. The caller waits for at most `wait_s` seconds."""
     job = Job(function)
     try:
         start(job)

@@ -1,5 +1,5 @@
-"""Starts and stops the replicas of this server so that they match the ring. The state of a replica that has left is set
-aside once the metadata store confirms that it has left (docs/protocol.md H10)."""
+"""Starts and stops replicas on this server so that they match the ring. When a replica has left this server and the
+metadata store confirms it, the replica's state is set aside (docs/protocol.md H10)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ROOM_S = 5.0
 """Delay between attempts to start a replica on a full disk."""
 LEFT_S = 1.0
 REBUILD_DELAYS_S = (0.0, 60.0, 600.0, 3600.0)
-"""Delays before a damaged copy is rebuilt, by how often it has been rebuilt."""
+"""Delays in seconds before a damaged copy is rebuilt, indexed by the number of earlier rebuilds."""
 AGE_S = 60
 """Step in which the age of retired states is counted. A restart may add up to one step."""
 BREATH_S = 0.03
@@ -48,7 +48,7 @@ ms."""
 
 
 class Hosting:
-    """The replicas of one server, from `start` to `stop`, which hands over all leaderships."""
+    """The replicas of one server, from `start` to `stop`. `stop` hands over all leaderships."""
 
     def __init__(
         self,
@@ -102,7 +102,8 @@ class Hosting:
         """Held during a handover of everything, so that each replica is stopped once."""
 
     async def start(self) -> None:
-        """Start the replicas that the ring assigns and follow its changes. Can be called again after `stop`."""
+        """Start the replicas that the ring assigns to this server, and follow later changes of the ring. Can be
+        called again after `stop`."""
         if self._is_stopped:
             self._is_stopped = False
             self._nursery = self._env.nursery.child("hosting")
@@ -115,14 +116,14 @@ class Hosting:
 
     # docs/protocol.md P23
     async def drain(self) -> None:
-        """Stop all replicas on a node that keeps running. The node's session also continues, so the claims and
-        published positions of the replicas are withdrawn in the background."""
+        """Hand over all leaderships and stop all replicas while the node keeps running. The node's session also
+        stays open, so the claims and published positions of the replicas are withdrawn in the background."""
         await self.stop()
         self._after_drain = self._env.nursery.child("after a drain")
         self._after_drain.spawn(self._take_back_drained(), name="withdraw drained replicas")
 
     async def stop(self) -> None:
-        """Hand over all leaderships, sync and stop every replica. A concurrent call waits for the running one."""
+        """Hand over all leaderships, then sync and stop every replica. A concurrent call waits for the running one."""
         async with self._stopping:
             self._is_stopped = True
             await self._after_drain.close()
@@ -149,17 +150,17 @@ class Hosting:
 
     @property
     def leads(self) -> list[PartitionId]:
-        """Partitions that this server leads and serves."""
+        """The partitions that this server leads and serves, in order."""
         return [partition for partition, replica in sorted(self._hosted.items()) if replica.serving]
 
     def state_of(self, partition: PartitionId) -> ReplicaState | None:
-        """Return the state of the local replica, or None if this server has none. A replica that has left is returned
-        while clients can still read it at pinned positions."""
+        """Return the state of the local replica, or None if this server has no replica of the partition. The state
+        of a replica that has left the server is still returned while clients can read it at pinned positions."""
         replica = self._hosted.get(partition) or self._leaving.get(partition)
         return None if replica is None else replica.state
 
     def leading(self) -> dict[PartitionId, Partition]:
-        """Return the replicas that lead and serve."""
+        """Return the local replicas that lead their partitions and serve."""
         return {partition: replica for partition, replica in self._hosted.items() if replica.serving}
 
     async def _follow(self) -> None:
@@ -191,7 +192,8 @@ class Hosting:
                     await asyncio.sleep(BREATH_S)
 
     async def _set_spoilt_aside(self) -> None:
-        """Stop the replicas whose copies are damaged and start them again empty (docs/protocol.md, P35)."""
+        """Stop the replicas whose copies are damaged and set their states aside, so that they start again empty
+        (docs/protocol.md, P35)."""
         while self._spoilt:  # another replica may be added during a stop
             partition = min(self._spoilt)
             self._spoilt.discard(partition)
@@ -202,8 +204,8 @@ class Hosting:
                 self._spoil_engine(partition)
 
     def _rebuild(self, partition: PartitionId) -> None:
-        """Rebuild a damaged copy, the first time at once. A copy that is found damaged repeatedly indicates a bug, so
-        further rebuilds are delayed."""
+        """Schedule the rebuild of a damaged copy. The first rebuild starts at once. If the copy is damaged again,
+        that indicates a bug, so each further rebuild is delayed longer."""
         count = self._rebuilt.get(partition, 0)
         self._rebuilt[partition] = count + 1
         delay_s = REBUILD_DELAYS_S[min(count, len(REBUILD_DELAYS_S) - 1)]
@@ -216,7 +218,8 @@ class Hosting:
             self._changed.set()
 
     async def _retire_unassigned(self) -> None:
-        """Retire the states of replicas that were moved away while this server was down or while they were blocked."""
+        """Retire the states of replicas that were moved away while this server was down or while the replicas were
+        blocked."""
 
         def is_used(partition: PartitionId) -> bool:
             """Return True if a replica here uses the state, or will soon."""
@@ -236,8 +239,8 @@ class Hosting:
             await self._retire_left()
 
     async def _retire_left(self) -> None:
-        """Retire the states of replicas that have left, once other servers know and no reader uses a pinned position of
-        them."""
+        """Retire the states of replicas that have left this server, once other servers know that and no reader uses
+        a pinned position in them."""
         for partition, replica in sorted(self._leaving.items()):
             is_known = await self._is_taken_back(partition, replica, self._leaving)
             is_over = is_known and not replica.keeps_pins and await self._has_left(partition)
@@ -255,8 +258,9 @@ class Hosting:
             log.info("partition=%s has left this server, its state is set aside", partition)
 
     async def _has_left(self, partition: PartitionId) -> bool:
-        """Return True if the metadata store, asked now, confirms that this server has no replica of the partition. A
-        partition that the ring has never contained has not left: the node may be connected to the wrong cluster."""
+        """Return True if the current ring in the metadata store confirms that this server has no replica of the
+        partition. If the ring has never contained the partition, return False, because the node may be connected to
+        the wrong cluster."""
         try:
             await self._store.sync(paths.RING)
             data, _ = await self._store.get(paths.RING)
@@ -268,9 +272,9 @@ class Hosting:
         return partition in ring.retired or (member is not None and not member.is_on(self._server))
 
     async def _age(self) -> None:
-        """Remove retired states that were kept for long enough, counted in running time: wall clocks jump, and a server
-        that was down may be the one that an operator needs. Also retry what could not be retired before because the
-        metadata store did not confirm it."""
+        """Remove retired states that have been kept long enough. Their age counts only running time, because wall
+        clocks jump and because an operator may need the state on a server that was down. Also retry states that
+        could not be retired earlier because the metadata store did not confirm that their replica has left."""
         while True:
             await asyncio.sleep(AGE_S)
             try:
@@ -280,8 +284,8 @@ class Hosting:
                 log.warning("retired states do not age: %s", error)
 
     async def _begin_if_there_is_room(self, partition: PartitionId) -> None:
-        """Start the replica, or retry later if the disk is full. Other replicas, and the local bookie, serve
-        meanwhile."""
+        """Start the replica, or retry after ROOM_S seconds if the disk is full. The other replicas and the local
+        bookie keep serving."""
         try:
             await self._begin(partition)
         except OSError as error:
@@ -292,7 +296,7 @@ class Hosting:
 
     # docs/protocol.md V4
     async def _begin(self, partition: PartitionId) -> None:
-        """Start the replica. A replica whose copy a newer release wrote stays blocked while the others serve."""
+        """Start the replica. If a newer release wrote its copy, the replica stays blocked while the others serve."""
         engine = self._open_engine(partition)
         try:
             replica = self._made(partition, engine)
@@ -327,7 +331,7 @@ class Hosting:
         )
 
     async def _stop(self, partition: PartitionId, *, keep_pins: bool = False) -> bool:
-        """Stop a replica. Returns True if it ended in order and nothing holds its state any more."""
+        """Stop a replica. Return True if it ended in order and its state is no longer open."""
         replica, is_done = self._hosted[partition], True
         try:
             await replica.stop(hand_over=True, keep_pins=keep_pins)
@@ -343,8 +347,9 @@ class Hosting:
     async def _is_taken_back(
         self, partition: PartitionId, replica: Partition, stopped: Mapping[PartitionId, Partition]
     ) -> bool:
-        """Withdraw the replica's claims and published positions, so that other servers do not wait for it or rely on
-        it. Returns True once that is done; the caller retries, because the node and its session continue."""
+        """Withdraw the replica's claims and published positions from the metadata store, so that other servers
+        neither wait for the replica nor rely on it. Return True once that is done. Otherwise the caller retries,
+        because the node and its session continue."""
         async with self._taking_back:
             if stopped.get(partition) is not replica:
                 return False  # another replica has started: what is published belongs to it

@@ -1,4 +1,5 @@
-"""Derives the passwords of the cluster's ledgers, and checks the keys by which bookies know them. Decides only."""
+"""Derives the passwords of the cluster's ledgers, and verifies the keys that bookies store for these passwords.
+Decides only."""
 
 from __future__ import annotations
 
@@ -15,15 +16,15 @@ _PURPOSE = "ledger password"
 
 # docs/protocol.md B13
 def password_of(secret: ClusterSecret) -> Callable[[LedgerId], bytes]:
-    """Return a function that derives each ledger's own password from the cluster's secret, so that a leaked password
-    opens no other ledger."""
+    """Return a function that derives the password of a ledger from the cluster's secret. Each ledger has its own
+    password, so a leaked password opens no other ledger."""
     return _made_of(secret.derive(_PURPOSE))
 
 
 # docs/protocol.md B29
 def made_with(secret: ClusterSecret) -> Callable[[LedgerId, bytes], bool]:
-    """Return a function that tells whether a key belongs to the password of a ledger of this cluster, under any
-    accepted secret."""
+    """Return a function that tells whether a key was made from the password of a given ledger of this cluster, under
+    any accepted secret."""
     makers = [_made_of(key) for key in secret.derive_all(_PURPOSE)]
     return lambda ledger, key: any(key == master_key(password(ledger)) for password in makers)
 

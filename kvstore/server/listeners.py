@@ -1,4 +1,4 @@
-"""Callbacks that are notified of a change."""
+"""A list of callbacks that are called after a change."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 
 class Listeners:
-    """Callbacks, called in the order in which they were added, each until it is removed."""
+    """Callbacks, called in the order in which they were added. A callback stays until it is removed."""
 
     def __init__(self) -> None:
         self._calls: dict[int, Callable[[], None]] = {}
         self._last = 0
 
     def add(self, changed: Callable[[], None]) -> Callable[[], None]:
-        """Call `changed` after each change. Returns a function that removes the callback."""
+        """Register `changed`, which is called after each change. Returns a function that removes it."""
         self._last += 1
         number = self._last
         self._calls[number] = changed
@@ -24,6 +24,6 @@ class Listeners:
         return end
 
     def tell(self) -> None:
-        """Notify of a change. A callback that is removed meanwhile is still notified of this one."""
+        """Call every callback. A callback that is removed by an earlier callback is still called this time."""
         for changed in list(self._calls.values()):
             changed()

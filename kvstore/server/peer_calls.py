@@ -11,5 +11,6 @@ class PeerCalls(Protocol):
     """Calls to other servers. Implemented by kvstore.server.peer.links.PeerLinks."""
 
     async def call(self, server: ServerId, partition: PartitionId, method: str, body: bytes, timeout_s: float) -> bytes:
-        """Return the answer of the part that serves `partition` on the server. Raises StoreError."""
+        """Call `method` of the part that serves `partition` on the server, and return the bytes that it answers.
+        Raises StoreError."""
         ...

@@ -23,12 +23,12 @@ NOTIFY_SOCKET, WATCHDOG_USEC, WATCHDOG_PID = "NOTIFY_SOCKET", "WATCHDOG_USEC", "
 
 
 class Supervisor:
-    """A supervisor that listens on a datagram socket. No method raises, because a report must not end a node that
-    serves."""
+    """A process supervisor that receives reports on a datagram socket. No method raises, because a failed report
+    must not end a node that serves."""
 
     def __init__(self, address: str, watchdog_s: float | None = None) -> None:
-        """`address` is a path, or begins with @ (an abstract socket). The supervisor ends the process after
-        `watchdog_s` without a message."""
+        """`address` is a path, or the name of an abstract socket that begins with @. The supervisor ends the process
+        if it receives no watchdog message for `watchdog_s` seconds."""
         self._address = "\0" + address[1:] if address.startswith("@") else address
         self._watchdog_s = watchdog_s
         self._failed = False
@@ -38,8 +38,8 @@ class Supervisor:
     async def follow(
         self, not_ready: Callable[[], list[str]], stop: asyncio.Event, is_live: Callable[[], bool] = lambda: True
     ) -> None:
-        """Report the node's status until the task is cancelled. `stop` is set when the node is to stop. No watchdog
-        message is sent while `is_live` returns False."""
+        """Report the node's status until the task is cancelled. `not_ready` returns why the node is not ready, and
+        `stop` is set when the node is to stop. No watchdog message is sent while `is_live` returns False."""
         loop = asyncio.get_running_loop()
         pause_s = LOOK_S if self._watchdog_s is None else min(LOOK_S, self._watchdog_s / PINGS)
         pinged = -float("inf")
@@ -63,14 +63,15 @@ class Supervisor:
             self._is_ready |= begins
 
     def _ping(self, now: float, pinged: float) -> float:
-        """Send a watchdog message if it is due. Returns the time of the last one."""
+        """Send a watchdog message if it is due. `now` and `pinged` (the time of the last message) are in seconds.
+        Returns the new time of the last message."""
         if self._watchdog_s is None or now - pinged < self._watchdog_s / PINGS:
             return pinged
         self._send("WATCHDOG=1")
         return now
 
     def _send(self, text: str) -> bool:
-        """Return True if the message could be sent."""
+        """Send a report and return True, or return False if it could not be sent."""
         try:
             with socket.socket(
                 socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
@@ -85,8 +86,8 @@ class Supervisor:
 
 
 def supervisor_of(environ: MutableMapping[str, str], pid: int | None = None) -> Supervisor | None:
-    """Return the supervisor that the environment names, or None. Removes the variables, so that no child process
-    reports on behalf of this one."""
+    """Return the supervisor that the environment names, or None. The variables are removed from `environ`, so that
+    no child process reports on behalf of this process."""
     address = environ.pop(NOTIFY_SOCKET, "")
     microseconds, whose = environ.pop(WATCHDOG_USEC, ""), environ.pop(WATCHDOG_PID, "")
     if not address:

@@ -1,4 +1,4 @@
-"""Follows a table in the metadata store, so that each change takes effect here soon."""
+"""Follows a table in the metadata store, so that this server applies each change soon."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ log = logging.getLogger(__name__)
 RETRY_S = 0.5
 """Delay between attempts to read while the metadata store is unavailable. The last table stays in force."""
 REREAD_S = 10.0
-"""Interval of reads without a watch event, because watches are best effort and a user may have lost a right."""
+"""Interval in seconds of reads without a watch event. Watches are best effort, and a missed change may have
+withdrawn a user's right."""
 
 T = TypeVar("T")
 
 
 class TableFollower(ABC, Generic[T]):
-    """Follows one table, from `open` to `close`. A subclass applies the table and decides what to do with one that it
-    cannot decode."""
+    """Follows one table, from `open` to `close`. A subclass applies the table and decides how to handle a table that
+    it cannot decode."""
 
     def __init__(self, env: Env, table: TableStore[T, Any], *, what: str) -> None:
         self._table, self._what = table, what
@@ -34,22 +35,22 @@ class TableFollower(ABC, Generic[T]):
         self._watch: Watch | None = None
         self._is_failing = False
         self._taken: T | None = None
-        """The last applied table; None if the current one was refused since."""
+        """The last applied table. None if a later table was refused."""
 
     @abstractmethod
     def take(self, table: T) -> None:
-        """Apply a table that was read."""
+        """Apply a table that was read. Implemented by the subclass."""
 
     @abstractmethod
     def refuse(self, error: UndecodableNode) -> None:
-        """Called instead of `take` if this build cannot decode the table."""
+        """Handle a table that this build cannot decode. Called instead of `take`."""
 
     def is_lost(self) -> bool:
-        """Return True if a missing table existed before, so that it must not count as empty."""
+        """Return True if the table is missing although it existed before, so that it must not count as empty."""
         return False
 
     async def open(self) -> None:
-        """Read the table for the first time. Raises MetadataUnavailable, MetadataUnknown."""
+        """Read and apply the table for the first time. Raises MetadataUnavailable, MetadataUnknown."""
         self._watch = self._table.watch(self._changed.set)
         await self._read(is_hinted=True)
         self._nursery.spawn(self._follow(), name="follow")
@@ -60,7 +61,7 @@ class TableFollower(ABC, Generic[T]):
         await self._nursery.close()
 
     def reread(self) -> None:
-        """Read the table again soon."""
+        """Schedule another read of the table."""
         self._changed.set()
 
     async def _follow(self) -> None:
@@ -82,7 +83,8 @@ class TableFollower(ABC, Generic[T]):
                 self._is_failing = False
 
     async def _read(self, *, is_hinted: bool) -> None:
-        """Read the table. An unchanged table is applied again only after a watch event."""
+        """Read the table and apply it. `is_hinted` is True after a watch event. An unchanged table is applied again
+        only in that case."""
         try:
             table = await self._table.read_or_none()
             if table is None:

@@ -1,6 +1,6 @@
-"""Finds out whether this node can write to its disks, by writing a small file to each of them.
+"""Detects whether this node can write to its disks, by writing a small file to each of them.
 
-Free bytes and permissions are not enough: a file system may have no free inodes, a quota may be used up, it may have
+Free bytes and permissions are not enough: a file system may have no free inodes, its quota may be used up, it may have
 become read-only, or its device may not answer. A node that cannot write must not lead (docs/protocol.md, P41).
 """
 
@@ -23,8 +23,9 @@ EVERY_S = 10.0
 
 
 class WriteProbe:
-    """The write probes of one node. The data directory must be writable, and at least one directory of the bookie. Each
-    directory has one probe at a time: a probe that hangs is not repeated until it returns."""
+    """The write probes of one node. The node can write if its data directory and at least one directory of its
+    bookie are writable. Each directory has at most one probe in progress: a probe that hangs is not repeated until
+    it returns."""
 
     def __init__(
         self,
@@ -33,11 +34,11 @@ class WriteProbe:
         rest: Callable[[float], Awaitable[None]],
     ) -> None:
         self.bookies: Callable[[], Sequence[str]] = tuple
-        """Return the directories of this node's bookie that have not failed."""
+        """Returns the directories of this node's bookie that have not failed."""
         self.trouble = ""
-        """Why this node cannot write, as of the last probe; empty if it can."""
+        """The reason why this node cannot write, as of the last probe. Empty if it can write."""
         self.troubles: dict[str, str] = {}
-        """Why directories cannot be written, by directory; "" is the data directory."""
+        """The reason why each directory cannot be written, by directory. The key "" is the data directory."""
         self._disk, self._now, self._rest = disk, now, rest
         self._began: dict[str, float] = {}
         """Start times of the probes in progress, by directory."""
@@ -45,8 +46,8 @@ class WriteProbe:
         self._checking: asyncio.Future[str] | None = None
 
     async def check(self) -> str:
-        """Return why this node cannot write; empty if it can. Takes up to PATIENCE_S. Concurrent callers share one
-        probe."""
+        """Probe the directories and return why this node cannot write, or an empty string if it can. Takes up to
+        PATIENCE_S seconds. Concurrent callers share one probe, and a result is reused for FRESH_S seconds."""
         if self._checking is not None:
             return await shielded(self._checking)
         if self._known_at is not None and self._now() - self._known_at < FRESH_S:
@@ -61,7 +62,7 @@ class WriteProbe:
         return self.trouble
 
     async def run(self) -> None:
-        """Keep `trouble` up to date for `kvstore status`."""
+        """Probe every EVERY_S seconds and keep `trouble` up to date for `kvstore status`. Runs until cancelled."""
         while True:
             await self.check()
             await self._rest(EVERY_S)

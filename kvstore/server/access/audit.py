@@ -36,15 +36,15 @@ BEGUN = "BEGUN"
 
 
 class CallAuthor(NamedTuple):
-    """The user and the address that made a call."""
+    """The user who made a call and the address from which it was made."""
 
     who: str
-    """A user, or the name in a certificate; empty if unknown."""
+    """The user, or the name in the client's certificate; empty if unknown."""
     address: str
 
 
 class AuditLog:
-    """The audit log of one node. `date_ms` dates its lines."""
+    """The audit log of one node. `date_ms` returns the wall-clock time for its lines."""
 
     def __init__(self, now: Callable[[], float], date_ms: Callable[[], int], lines: AuditLines) -> None:
         self._now, self._date_ms, self._lines = now, date_ms, lines
@@ -62,13 +62,15 @@ class AuditLog:
         took_ms: float | None = None,
         change: int | None = None,
     ) -> None:
-        """Queue a line, unless its address has had too many. The lines of a change, which has a number, are exempt."""
+        """Queue a line. The line is dropped if its address has had too many, unless it belongs to a change, which
+        has a number."""
         if not self._is_due(caller_of(address), is_change=change is not None):
             return
         self._lines.put(self._line(CallAuthor(who, address), call, outcome, arguments, change, why, took_ms))
 
     async def begin(self, by: CallAuthor, call: str, arguments: str, change: int) -> None:
-        """Write the line that precedes the attempt of a change. Raises OSError if the line cannot be written."""
+        """Write the line that must precede a change, before the change is attempted. Raises OSError if the line
+        cannot be written."""
         self._is_due(caller_of(by.address), is_change=True)
         await self._lines.write(self._line(by, call, BEGUN, arguments, change))
 
@@ -123,8 +125,8 @@ class AuditLog:
 
 
 def caller_of(address: str) -> str:
-    """Return the address under which lines are counted: without the port; for IPv6, the network, because one machine
-    may own every address of it."""
+    """Return the address under which lines are counted: without the port, and for IPv6 only the network, because one
+    machine may own every address of an IPv6 network."""
     text = address.removeprefix("ipv4:").removeprefix("ipv6:")
     if "/" in text:
         return text  # already a network
@@ -137,7 +139,7 @@ def caller_of(address: str) -> str:
 
 @dataclass(slots=True)
 class _AddressLines:
-    """The lines of an address since the first one of a minute."""
+    """The number of lines of one address since the first line of the current minute."""
 
     since: float
     lines: int = 0

@@ -1,4 +1,4 @@
-"""Authentication and authorization of gRPC calls, at their start and while they last."""
+"""Authenticates and authorizes gRPC calls when they begin and while they last."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from kvstore.server.routing.backend import Backend
 
 AUTHORIZATION = "authorization"
 WAITING = frozenset(("/kvstore.v1.Feed/Changes",))
-"""Unary methods that wait for news and change nothing. Any other unary call that has begun runs to its end, because
-its work may be done by then, and a refusal would claim that it is not."""
+"""Unary methods that wait for changes but make none. Any other unary call that has begun runs to its end: its work
+may already be done by then, and a refusal would claim that it is not done."""
 _caller: ContextVar[UserIdentity | None] = ContextVar("caller", default=None)
 
 
 class _RevocableCall:
-    """A call that is ended when its caller loses the permission."""
+    """A call that is aborted when its caller loses the permission."""
 
     __slots__ = ("check", "refused", "task")
 
@@ -37,7 +37,7 @@ class _RevocableCall:
 
 
 class CallGate:
-    """The gate of one server's gRPC port: a kvstore.rpc.gate.Gate."""
+    """The kvstore.rpc.gate.Gate of one server's gRPC port."""
 
     def __init__(self, access: Access, logins: Logins) -> None:
         self._access, self._logins = access, logins
@@ -59,7 +59,7 @@ class CallGate:
         return identity.name if identity is not None and self._access.is_on else ""
 
     def guarded(self, backend: Backend) -> Backend:
-        """Return the backend with the permissions of the caller of the current call."""
+        """Wrap the backend so that it checks the permissions of the current call's user."""
         if not self._access.is_on:
             return backend
         return Guard(self._access, _caller.get() or self._access.nobody, backend, caller_of())
@@ -98,8 +98,8 @@ class CallGate:
             self._revocable.pop(call, None)
 
     async def _identify(self, context: Any) -> UserIdentity:
-        """Identify the caller by the header, else by the certificate; nobody if there is neither. Raises
-        NotAuthenticated, Overloaded."""
+        """Identify the caller by the `authorization` header, or else by the certificate. Without either, the caller
+        is nobody. Raises NotAuthenticated, Overloaded."""
         for name, value in context.invocation_metadata() or ():
             if name == AUTHORIZATION:
                 credentials = credentials_or_none(value) if isinstance(value, str) else None
@@ -118,7 +118,7 @@ class CallGate:
         self._access.refused(user, caller_of(context), method.rpartition(".")[2], error)
 
     def _recheck(self) -> None:
-        """Apply the new access table: end calls that are no longer allowed."""
+        """Apply a new access table: abort the calls that are no longer allowed."""
         for call in list(self._revocable):
             try:
                 call.check()

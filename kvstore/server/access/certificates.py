@@ -7,8 +7,8 @@ from typing import Any
 
 
 def common_names(certificate: Mapping[str, Any] | None) -> list[str]:
-    """Return the common names of the certificate's subject, in the form of `ssl.SSLSocket.getpeercert`. An
-    unverified certificate has none."""
+    """Return the common names of a certificate's subject. The certificate has the form that
+    `ssl.SSLSocket.getpeercert` returns. An unverified certificate is empty, so it has no names."""
     if not certificate:
         return []
     return [value for part in certificate.get("subject", ()) for kind, value in part if kind == "commonName"]

@@ -1,7 +1,7 @@
-"""Administrative changes: the one function that every change of every endpoint passes through.
+"""Administrative changes. Every change at every endpoint passes through this one class.
 
-A change is in the audit log before it is attempted and after it has ended. It runs in a task of its own, so that a
-caller that cancels its call or disconnects neither stops the change half way nor hides its outcome.
+A change is recorded in the audit log before it is attempted and after it has ended. It runs in a task of its own, so
+that a caller that cancels its call or disconnects neither stops the change halfway nor hides its outcome.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DONE, UNKNOWN = "OK", reason_of(OutcomeUnknown)
 
 
 class AdminChanges:
-    """The administrative changes of one node."""
+    """Makes and records the administrative changes of one node."""
 
     def __init__(self, env: Env, audit: AuditLog) -> None:
         self._nursery, self._now, self._audit = env.nursery, env.clock.now, audit

@@ -1,4 +1,4 @@
-"""Reads the names of the cluster's nodes and bookies, which no user may have, from the metadata store."""
+"""Reads the names of the cluster's nodes and bookies from the metadata store. No user may have one of these names."""
 
 from __future__ import annotations
 
@@ -51,10 +51,11 @@ class ClusterNamesReader:
 
 
 async def change_access(store: MetadataStore, change: Change, known: ClusterNames | None = None) -> AccessTable:
-    """Change the access table. Every change of every process passes through this function.
+    """Change the access table and return the new one. Every change of every process passes through this function.
 
-    `known`: names that the caller learned in other ways. Names are read only for a change that gives a user a name, so
-    removing rights depends on nothing else in the metadata store. Raises InvalidRequest, NotThere, MetadataError.
+    `known` are names that the caller learned in other ways. The names of nodes and bookies are read only if the change
+    gives a user a name. So removing a right depends on nothing else in the metadata store. Raises InvalidRequest,
+    NotThere, MetadataError.
     """
     if isinstance(change, NAMING):
         names = ClusterNames()

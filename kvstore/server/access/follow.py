@@ -1,4 +1,4 @@
-"""Follows the access table and the expiry of tokens, also while the metadata store is unavailable."""
+"""Follows the access table and ends expired tokens, even while the metadata store is unavailable."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHECK_MIN_S, CHECK_S = 0.01, 5.0
 
 
 class AccessFollower(TableFollower[AccessTable]):
-    """Follows the table for one node. Open it before any listener."""
+    """Applies each new access table on one node. Open it before any listener."""
 
     def __init__(self, env: Env, store: MetadataStore, access: Access) -> None:
         super().__init__(env, AccessStore(store), what="users and roles")
@@ -30,7 +30,7 @@ class AccessFollower(TableFollower[AccessTable]):
         self._access, self._clock = access, env.clock
         self._was_on = False
         self._moved = asyncio.Event()
-        """Set when another token may be the next to expire."""
+        """Set when a different token may be the next one to expire."""
         self._forget = access.on_change(self._moved.set)
 
     async def open(self) -> None:
@@ -38,7 +38,8 @@ class AccessFollower(TableFollower[AccessTable]):
         self._nursery.spawn(self._end_tokens(), name="end tokens")
 
     async def _read(self, *, is_hinted: bool) -> None:
-        """Read the names of nodes and bookies together with the table. Without users nobody can have such a name."""
+        """Read the table together with the names of nodes and bookies. The names are not read while there are no
+        users."""
         await super()._read(is_hinted=is_hinted)
         if self._access.has_users:
             self._access.cluster_names.take(await self._names.read())
@@ -58,19 +59,20 @@ class AccessFollower(TableFollower[AccessTable]):
         self._access.shut()
 
     def is_lost(self) -> bool:
-        """Return True if the table has disappeared. That does not disable access control: `kvstore access off`
-        leaves a table that says so."""
+        """Return True if the table has disappeared. This does not turn access control off: `kvstore access off`
+        writes a table that says so."""
         return self._was_on
 
     async def _end_tokens(self) -> None:
-        """End each token in time, in a task of its own, because a read of the table may take long or fail for hours."""
+        """End each token when it expires. This runs in a task of its own, because a read of the table may take long
+        or fail for hours."""
         while True:
             await wait_within(self._moved, self._next_end_s())
             self._moved.clear()
             self._access.expire(self._clock.date_ms())
 
     def _next_end_s(self) -> float | None:
-        """Return the time in seconds until the next token expires, at most CHECK_S, because a clock may be set
-        meanwhile."""
+        """Return the seconds until the next token expires, at most CHECK_S, because a clock may be set in the
+        meantime."""
         next_ms = self._access.next_expiry_ms()
         return None if next_ms is None else min(max((next_ms - self._clock.date_ms()) / 1000, CHECK_MIN_S), CHECK_S)

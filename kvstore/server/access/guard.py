@@ -16,8 +16,8 @@ _GET, _PUT, _TELLS = int(Code.GET), int(Code.PUT), int(TELLS)
 
 
 class Guard:
-    """A Backend with the permissions of one client. It exists only if access control is on, so it costs nothing
-    otherwise."""
+    """A Backend that enforces the permissions of one client. It is created only if access control is on, so it costs
+    nothing otherwise."""
 
     __slots__ = ("_access", "_address", "_backend", "_identity", "_read_now", "_submit")
 
@@ -45,8 +45,8 @@ class Guard:
         ring_version: int = 0,
         partition: PartitionId | None = None,
     ) -> None:
-        """Submit the allowed operations. `sink.complete(token, result)` follows once for each operation, including
-        refused ones."""
+        """Submit the operations that the user may execute, and refuse the others. `sink.complete(token, result)` is
+        called once for each operation, including refused ones."""
         identity = self._identity
         refused: dict[int, StoreError] = {}
         for place, op in enumerate(ops):
@@ -65,12 +65,13 @@ class Guard:
             self._submit(ops, sink, tokens, ring_version, partition)
 
     def read_now(self, keys: list[bytes]) -> list[bytes | None] | NotNow:
-        """Return what the backend returns, or NOT_NOW if the user may not read one of the keys: its refusal is
-        delivered in its turn."""
+        """Return what the backend's `read_now` returns. Return NOT_NOW if the user may not read one of the keys: the
+        caller then submits the GETs, and the refusal is delivered in its turn."""
         return self._read_now(keys) if all_begin_with(self._identity.read, keys) else NOT_NOW
 
     def _refuse(self, op: Op, sink: Sink, token: int, refusal: StoreError) -> None:
-        """Complete a refused operation in the next turn, because a sink is never completed inside `submit`."""
+        """Complete a refused operation in the next turn of the event loop, because a sink is never completed inside
+        `submit`."""
         self._access.refused(self._identity.who, self._address, OPERATION_NAMES[op[0]], refusal)
 
         def complete() -> None:
@@ -81,8 +82,8 @@ class Guard:
 
 
 def all_begin_with(prefixes: tuple[bytes, ...], keys: list[bytes]) -> bool:
-    """Return True if each key begins with one of the prefixes. If the smallest and the largest key share a prefix,
-    so do all keys in between: that check takes half the time."""
+    """Return True if each key begins with one of the prefixes. If the smallest and the largest key have the same
+    prefix, so do all keys in between. Checking only these two takes half the time."""
     first, last = min(keys), max(keys)
     if any(first.startswith(prefix) and last.startswith(prefix) for prefix in prefixes):
         return True

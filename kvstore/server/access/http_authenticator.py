@@ -1,5 +1,5 @@
-"""Authentication and authorization on the HTTP port: 401 without authentication, 403 without permission. Also
-identifies callers of the gateway."""
+"""Authenticates and authorizes requests to the HTTP port: the status is 401 without a login and 403 without a
+permission. Also identifies callers of the gateway."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class HttpAuthenticator:
         return self._access.is_on
 
     async def refusal_or_none(self, request: web.BaseRequest) -> web.Response | None:
-        """Return the response to a request that is not allowed; None if it is allowed."""
+        """Return the response that refuses a request, or None if the request is allowed."""
         need = HTTP_NEEDS.get(request.path, admin)
         if not self._access.is_on or need is nothing:
             return None
@@ -48,8 +48,8 @@ class HttpAuthenticator:
         return None
 
     async def identify(self, request: web.BaseRequest) -> UserIdentity:
-        """Identify the caller by the header, else by the certificate; nobody if there is neither, or if access
-        control is off. Raises NotAuthenticated, Overloaded."""
+        """Identify the caller by the `authorization` header, or else by the certificate. Without either, or while
+        access control is off, the caller is nobody. Raises NotAuthenticated, Overloaded."""
         if not self._access.is_on:
             return self._access.nobody
         header = request.headers.get("Authorization")
@@ -65,15 +65,15 @@ class HttpAuthenticator:
         return found or self._access.nobody
 
     def guarded(self, identity: UserIdentity, request: web.BaseRequest, backend: Backend) -> Backend:
-        """Return the backend with the permissions of the caller."""
+        """Wrap the backend so that it checks the permissions of the caller."""
         return Guard(self._access, identity, backend, request.remote or "?") if self._access.is_on else backend
 
     def refused(self, identity: UserIdentity | None, request: web.BaseRequest, call: str, error: StoreError) -> None:
-        """Count a refusal and write it to the audit log. None: the caller is unknown."""
+        """Count a refusal and write it to the audit log. `identity` is None if the caller is unknown."""
         self._access.refused("" if identity is None else identity.who, request.remote or "?", call, error)
 
     def on_change(self, changed: Callable[[], None]) -> Callable[[], None]:
-        """Call `changed` after each change of permissions. Returns the function that ends this."""
+        """Call `changed` after each change of permissions. Returns a function that removes the callback."""
         return self._access.on_change(changed)
 
     def _refusal(

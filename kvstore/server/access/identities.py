@@ -1,5 +1,5 @@
-"""Identities of users and their permissions, by the last access table that this server has seen. follow.py delivers
-the tables."""
+"""The identities and permissions of users, according to the last access table that this server has read. follow.py
+delivers the tables."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ OPERATION_NAMES = {int(code): code.name.lower() for code in Code}
 
 
 class UserIdentity:
-    """One user, shared by all connections of the user, or by those of one token. Its permissions are those of the
-    newest table."""
+    """One user. All connections of the user share one identity, and so do all connections that use the same token.
+    The permissions are always those of the newest table."""
 
     __slots__ = ("is_gone", "name", "password", "permissions", "read", "who", "why_unknown", "write")
 
     def __init__(self, name: str, permissions: Permissions, password: str = "", token: str = "") -> None:
-        """`token`: the id of the token by which the user is known."""
+        """`token` is the id of the token with which the user authenticated; empty for a password or a certificate."""
         self.name, self.password = name, password
         self.who = f"{name}#{token}" if token else name
         """The name in audit lines. No user name contains a #."""
         self.allow(permissions)
         self.why_unknown = NOT_LOGGED_IN
         self.is_gone = False
-        """True if the user was removed, the password changed, or the token was revoked. The identity is then worth
-        nothing."""
+        """True if the identity is no longer valid: the user was removed, the password was changed, or the token was
+        revoked."""
 
     def allow(self, permissions: Permissions) -> None:
         """Replace the permissions."""
@@ -57,12 +57,12 @@ class UserIdentity:
         self.read, self.write = permissions.read, permissions.write
 
     def end(self, why: str) -> None:
-        """Withdraw the identity for good, because later tables do not mention it and so could not take rights away."""
+        """End the identity for good. Later tables do not mention it, so they could not withdraw its rights."""
         self.is_gone, self.why_unknown = True, why
         self.allow(NOTHING)
 
     def refusal_or_none(self, op: Op) -> StoreError | None:
-        """Return the reason why an operation is not allowed; None if it is allowed."""
+        """Return the error with which an operation must be refused, or None if it is allowed."""
         if not self.name or self.is_gone:
             return None if self.permissions is EVERYTHING else self.unknown()
         code = op[0]
@@ -78,8 +78,8 @@ class UserIdentity:
         return None
 
     def may_do_every_operation(self) -> bool:
-        """Return True if no operation on any key would be refused under the current permissions. Every operation
-        needs the right to read or write."""
+        """Return True if the current permissions allow every operation on every key. Every operation requires the
+        right to read or to write."""
         return all(self.permissions.may_all(right, b"", b"") for right in (Right.READ, Right.WRITE))
 
     def _may(self, right: Right, op: Op) -> bool:
@@ -91,14 +91,15 @@ class UserIdentity:
         return self.permissions.may(right, op[1])
 
     def check(self, right: Right, start: bytes, end: bytes, what: str) -> None:
-        """Raise NotAuthenticated, or PermissionDenied unless the user has the right on all keys in [start, end)."""
+        """Raise NotAuthenticated if the client has not authenticated, and PermissionDenied unless the user has the
+        right on all keys in [start, end). `what` names the operation in the error."""
         self.check_known()
         if not self.permissions.may_all(right, start, end):
             raise self.permissions.refused(right, f"{what} of {shown_range(start, end)}")
 
     def check_some(self, rights: Iterable[Right], what: str) -> None:
-        """Raise NotAuthenticated, or PermissionDenied unless the user has one of the rights on some key, or without
-        a prefix."""
+        """Raise NotAuthenticated if the client has not authenticated, and PermissionDenied unless the user has one
+        of the rights on at least some keys. `what` names the operation in the error."""
         self.check_known()
         rights = tuple(rights)
         if not any(map(self.permissions.may_some, rights)):
@@ -115,13 +116,13 @@ class UserIdentity:
 
 
 class Access:
-    """The access table as this server applies it. If `is_on` is False, nothing is checked."""
+    """The access table that this server applies. While `is_on` is False, no permission is checked."""
 
     def __init__(
         self, table: AccessTable | None = None, audit: AuditLog | None = None, *, is_wanted: bool = False
     ) -> None:
-        """`audit` records refusals. `is_wanted`: other machines reach this server, so while the table is off it
-        serves no client instead of every client (docs/design/0015)."""
+        """`audit` records refusals. `is_wanted` is True if other machines can reach this server. Then, while access
+        control is off, the server refuses every client instead of serving every client (docs/design/0015)."""
         self.is_on = is_wanted
         self.is_wanted, self.is_unfounded = is_wanted, is_wanted
         self._audit = audit
@@ -141,7 +142,7 @@ class Access:
             self.take(table)
 
     def take(self, table: AccessTable) -> None:
-        """Apply another table from now on, and notify all listeners."""
+        """Apply another table from now on, and call all listeners."""
         self.is_unfounded = self.is_wanted and not table.is_on
         if self.is_unfounded:
             table = AccessTable(is_on=True)
@@ -179,7 +180,7 @@ class Access:
                 identity.end(TOKEN_GONE.format(id_))
 
     def expire(self, now_ms: int) -> None:
-        """End the identities of tokens that have expired by now, and notify all listeners."""
+        """End the identities of tokens that have expired by `now_ms`, and call all listeners."""
         ended = [
             identity for token, identity in self._tokens.values() if token.expires_ms <= now_ms and not identity.is_gone
         ]
@@ -189,13 +190,14 @@ class Access:
             self._listeners.tell()
 
     def next_expiry_ms(self) -> int | None:
-        """Return the time at which the next token expires, in milliseconds since 1970; None: no token can expire."""
+        """Return the time at which the next token expires, in milliseconds since 1970, or None if no token expires."""
         return min(
             (token.expires_ms for token, identity in self._tokens.values() if not identity.is_gone), default=None
         )
 
     def of_token(self, id_: str, word: bytes, now_ms: int) -> UserIdentity | None:
-        """Return the user that a token names; None if the token is unknown, expired or revoked."""
+        """Return the user of the token with this id and secret. Return None if the token is unknown, expired or
+        revoked."""
         token, identity = self._tokens.get(id_, (None, None))
         if token is None or identity is None or token.expires_ms <= now_ms or not token.is_right(word):
             return None
@@ -213,11 +215,11 @@ class Access:
             self._audit.refused(who, address, call, error)
 
     def shut(self) -> None:
-        """Refuse every client, because the table cannot be read."""
+        """Refuse every client from now on, because the access table cannot be read."""
         self.take(AccessTable(is_on=True, users=(), roles=()))
 
     def on_change(self, changed: Callable[[], None]) -> Callable[[], None]:
-        """Call `changed` after each table. Returns the function that ends this."""
+        """Call `changed` after each new table. Returns a function that removes the callback."""
         return self._listeners.add(changed)
 
     @property
@@ -228,12 +230,12 @@ class Access:
         return self._users.get(name)
 
     def identity_or_none(self, name: str) -> UserIdentity | None:
-        """Return the user of this name, whatever the authentication."""
+        """Return the user with this name, without any authentication, or None."""
         return self._identities.get(name)
 
     def principal_of(self, names: Iterable[str]) -> Principal | None:
-        """Return the party that a verified certificate with these common names identifies: a node or a bookie,
-        whatever the users' names are, else a user. None if it names none of them."""
+        """Return the party that a verified certificate with these common names identifies. Nodes and bookies take
+        precedence over users. Return None if the names belong to no party."""
         names = tuple(names)
         for each in names:
             if (found := self.cluster_names.principal_or_none(each)) is not None:
@@ -247,7 +249,8 @@ class Access:
         return self._identities.get(found.name) if found is not None and found.kind is PrincipalKind.USER else None
 
     def users_like_nodes(self) -> list[str]:
-        """Return the users with the name of a node or a bookie. Their certificates authenticate nobody as them."""
+        """Return the users that have the name of a node or a bookie. Certificates with these names do not
+        authenticate as the users."""
         return sorted(each for each in self._users if self.cluster_names.principal_or_none(each) is not None)
 
     def is_user(self, stream: Stream) -> bool:

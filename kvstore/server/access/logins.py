@@ -77,7 +77,7 @@ class _Verified(NamedTuple):
 
 
 class _Wait(NamedTuple):
-    """A login that waits for the thread."""
+    """A login that waits to be hashed."""
 
     mark: _Mark
     password: bytes
@@ -86,7 +86,7 @@ class _Wait(NamedTuple):
 
 
 class Logins:
-    """The logins of one server, over all endpoints."""
+    """Verifies the logins of one server, at all endpoints."""
 
     def __init__(self, env: Env, access: Access, audit: AuditLog) -> None:
         self._clock, self._access, self._known = env.clock, access, env.known
@@ -94,11 +94,11 @@ class Logins:
         self._key = env.random.randbytes(32)
         self._verified: dict[str, _Verified] = {}
         self._wrong: dict[tuple[str, bytes], None] = {}
-        """By the user's hash and the digest of the login, which includes the name: an unauthenticated peer may give
-        a name of any length."""
+        """Logins that were wrong, by the user's hash and a digest of the login. The digest includes the name,
+        because an unauthenticated peer may send a name of any length."""
         self._under_way: dict[_Mark, asyncio.Future[bool]] = {}
         self._waiting: list[_Wait] = []
-        """In order of arrival. The other logins in `_under_way` are with the thread."""
+        """Logins that wait, in order of arrival. The other logins in `_under_way` are being hashed by the thread."""
         self._is_busy = False
         self._failures: dict[str, _Failures] = {}
         self._thread: ThreadPoolExecutor | None = None
@@ -120,8 +120,8 @@ class Logins:
         }
 
     def known_or_none(self, user: str, password: bytes) -> UserIdentity | None:
-        """Return the user, if this server has verified the login before and it is still valid, or if it is a token.
-        Takes microseconds."""
+        """Return the user if this server has verified the same login before and it is still valid, or if the login
+        is a valid token. Otherwise return None. Takes microseconds."""
         token = id_or_none(password)
         if token is not None:
             named = self._access.of_token(token, password, self._clock.date_ms())
@@ -134,15 +134,16 @@ class Logins:
         return self._access.identity_or_none(user)
 
     async def login(self, user: str, password: bytes, address: str) -> UserIdentity:
-        """Return the user. `address` is the client's, in the form of `network_of`; its network counts as known from
-        then on. Raises NotAuthenticated if the login is wrong or if this address has too many failures. Raises
-        Overloaded if too many logins wait."""
+        """Verify a login and return its user. `address` is the client's address in the form that `network_of` takes.
+        After a correct login, the client's network counts as known. Raises NotAuthenticated if the login is wrong or
+        if the address has had too many failures, and Overloaded if too many logins wait."""
         identity = await self._login(user, password, address)
         self.note_authenticated(address)
         return identity
 
     def note_authenticated(self, address: str) -> None:
-        """Note that a client at an address has authenticated. Peers elsewhere do not displace its connections."""
+        """Record that a client at this address has authenticated. Unauthenticated peers on other networks no longer
+        displace its connections."""
         self._known.note(address)
 
     async def _login(self, user: str, password: bytes, address: str) -> UserIdentity:
@@ -180,7 +181,7 @@ class Logins:
         return await shielded(under_way) and bool(mark[1])
 
     def _begin(self, mark: _Mark, password: bytes, address: str) -> asyncio.Future[bool]:
-        """Queue the login for hashing. Raises Overloaded."""
+        """Queue a login for hashing and return a future with the result. Raises Overloaded."""
         if len(self._under_way) >= PENDING_MAX and not self._displace_waiting(address):
             self.limited += 1
             raise Overloaded(f"{PENDING_MAX} logins are waiting to be checked; try again")
@@ -194,8 +195,8 @@ class Logins:
         return under_way
 
     def _displace_waiting(self, address: str) -> bool:
-        """Refuse a waiting login whose address has more failures than this address, including the new login. Return
-        True if one was refused."""
+        """Refuse a waiting login of an address with more failures than `address`, whose new login counts as a
+        failure here. Return True if a login was refused."""
         worst = max(reversed(self._waiting), key=lambda each: self._times(each.address), default=None)
         if worst is None or self._times(worst.address) <= self._times(address) + 1:
             return False
@@ -204,7 +205,7 @@ class Logins:
         return True
 
     def _refuse(self, login: _Wait, why: str) -> None:
-        """Report that a login was not checked. It does not count as a failure."""
+        """Report that a login was not checked. This does not count as a failure."""
         self._forgive(login.address)
         self.limited += 1
         login.found.set_exception(Overloaded(why))
@@ -212,7 +213,7 @@ class Logins:
         self._under_way.pop(login.mark, None)
 
     def _hash_next(self) -> None:
-        """Give the next login to the thread, unless the thread is busy."""
+        """Give the next login to the thread unless the thread is busy."""
         if self._is_busy or not self._waiting:
             return
         self._is_busy = True
@@ -249,8 +250,8 @@ class Logins:
         self._hash_next()
 
     def _end(self, mark: _Mark, address: str, done: asyncio.Future[bool]) -> None:
-        """Remember the result, also if the client has gone: it would ask for the same hash again, and would finally
-        be refused for failures that were none."""
+        """Remember the result of a login, even if the client has disconnected. Otherwise the client would cause the
+        same hash again, and would finally be refused because of failures that were none."""
         user, text, digest = mark
         self._under_way.pop(mark, None)
         if done.cancelled() or done.exception() is not None:
@@ -277,7 +278,7 @@ class Logins:
         return self._times(address) >= FAILURES_MAX
 
     def _times(self, address: str) -> int:
-        """Return the number of recent failures of an address, including logins in flight."""
+        """Return the number of recent failures of an address. Logins in flight count as failures."""
         found = self._failures.get(address)
         return found.times if found is not None and self._clock.now() - found.since < FAILURES_S else 0
 
@@ -296,14 +297,14 @@ class Logins:
 
 
 def _lower_priority() -> None:
-    """Lower the priority of this thread below the rest of the machine's work, if that is allowed."""
+    """Lower the priority of this thread below the other work of the machine, if the operating system allows that."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 def credentials_or_none(header: str) -> tuple[str, bytes] | None:
-    """Return user and password of an `authorization` header, Basic or Bearer; None if it is neither. Bearer has a
-    token and no user."""
+    """Return the user and the password in an `authorization` header, or None if its scheme is neither Basic nor
+    Bearer. With Bearer, the user is empty and the password is a token."""
     kind, _, text = header.partition(" ")
     if kind.lower() != "bearer":
         return basic_or_none(header)
@@ -312,7 +313,7 @@ def credentials_or_none(header: str) -> tuple[str, bytes] | None:
 
 
 def basic_or_none(header: str) -> tuple[str, bytes] | None:
-    """Return user and password of a Basic `authorization` header; None if it is not one."""
+    """Return the user and the password in a Basic `authorization` header, or None if the header is not one."""
     kind, _, text = header.partition(" ")
     if kind.lower() != "basic" or len(text) > 2 * PASSWORD_BYTES_MAX:
         return None

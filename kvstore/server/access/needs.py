@@ -15,15 +15,16 @@ from kvstore.proto import admin_pb2
 from kvstore.server.access.identities import UserIdentity
 
 Check = Callable[[UserIdentity, Any], None]
-"""Raises NotAuthenticated or PermissionDenied. The request is None if the client streams, and on HTTP."""
+"""A check of permissions. Raises NotAuthenticated or PermissionDenied. The request is None on HTTP and if the client
+streams."""
 
 
 def nothing(identity: UserIdentity, request: Any) -> None:
-    """Allow everybody: load balancers that check health."""
+    """Allow everybody, such as load balancers that check health."""
 
 
 def login(identity: UserIdentity, request: Any) -> None:
-    """Require any user. If operations follow, a Guard checks each of them."""
+    """Require a login of any user. If the call contains operations, a Guard checks each of them."""
     identity.check_known()
 
 
@@ -45,7 +46,7 @@ def _watch(identity: UserIdentity, request: Any) -> None:
 
 
 def _changes(identity: UserIdentity, request: Any) -> None:
-    """Require watch or backup on the whole range, not a combination of both."""
+    """Require the watch right or the backup right on the whole range. A combination of both is not enough."""
     identity.check_known()
     if not identity.permissions.may_all(Right.BACKUP, request.start, request.end):
         identity.check(Right.WATCH, request.start, request.end, "changes")

@@ -1,4 +1,4 @@
-"""Authentication of sessions on the Redis port, by user and password or by certificate."""
+"""Authenticates sessions on the Redis port, by user and password or by certificate."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class StreamAuthenticator:
         self.access, self._logins, self._nursery = access, logins, nursery
 
     def receive(self, handler: UnauthenticatedStream, login: list[bytes], stream: Stream) -> None:
-        """Accept or refuse the client, now or once its password is checked. `login`: user and password, or empty."""
+        """Accept or refuse the client. This happens at once or, if a password must be verified, later. `login`
+        contains the user and the password, or is empty."""
         if not self.access.is_on:
             return handler.accept_client(None)
         peer: Any = stream.get_extra_info("peername") or ("?", 0)

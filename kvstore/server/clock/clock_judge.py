@@ -41,22 +41,23 @@ ARRIVED_MS = 10.0
 
 
 class PeerClock(NamedTuple):
-    """The clocks of another server according to its last answer, as offsets from this server's monotonic clock."""
+    """The clocks of another server according to its last answer. They are offsets from this server's monotonic
+    clock, in ms."""
 
     offset_ms: float | None
-    """Offset of its date; None if it has none."""
+    """Offset of its date, or None if it has no date."""
     wall_ms: float
     """Offset of its wall clock."""
     is_sure: bool
     at: float
-    """When it was asked."""
+    """Time at which it was asked."""
 
     def has(self, offset_ms: float) -> bool:
-        """Return True if its date agrees with the offset."""
+        """Return True if the server's date agrees with the offset."""
         return self.offset_ms is not None and abs(self.offset_ms - offset_ms) <= BOUND_MS
 
     def supports(self, offset_ms: float) -> bool:
-        """Return True if its date or its wall clock agrees with the offset."""
+        """Return True if the server's date or its wall clock agrees with the offset."""
         return self.has(offset_ms) or abs(self.wall_ms - offset_ms) <= BOUND_MS
 
     def is_like(self, other: PeerClock | None) -> bool:
@@ -69,11 +70,12 @@ class PeerClock(NamedTuple):
 
 
 class ClockJudge:
-    """The judgement of one server. `now` is its monotonic clock in seconds. An offset is a date minus the monotonic
-    clock."""
+    """Judges the date of one server. `now` is its monotonic clock in seconds. An offset is a date minus the
+    monotonic clock, in ms."""
 
     def __init__(self, server: ServerId, now: float, wall_ms: int, kept_ms: float | None = None) -> None:
-        """`kept_ms` is the offset of the previous process's date, if the machine has not rebooted since."""
+        """`kept_ms` is the offset of the date that the previous process used. It is None if the machine has rebooted
+        since."""
         self._server = server
         self._sampled_at, self._wall_ms = now, wall_ms - now * 1000
         self._waited_s = self._alone_s = 0.0
@@ -99,15 +101,15 @@ class ClockJudge:
         self.is_sure = False
         self.others_are_sure = False
         self.behind_ms = 0.0
-        """How far the wall clocks of a majority are ahead of the date, in ms; 0 if no majority agrees."""
+        """Milliseconds by which the wall clocks of a majority are ahead of the date; 0 if no majority agrees."""
         self.taken_over = 0
-        """Number of steps to the date of another server, after the first date."""
+        """Number of times that the server stepped to the date of another server, not counting its first date."""
         self.doubt = "it has no date yet"
-        """Why the server is not sure of its date; empty if it is."""
+        """The reason why the server is not sure of its date, or an empty string if it is sure."""
 
     def shown_ms(self, now: float) -> int:
-        """Return the date shown to clients in ms. A date that is too early is safe for clients; one in the future is
-        not."""
+        """Return the date to show to clients, in ms. A date that is too early is safe for clients, but a date in the
+        future is not."""
         offset_ms = self.offset_ms if self.is_known else self._shown_ms
         return 0 if offset_ms is None else int(now * 1000 + offset_ms)
 
@@ -118,7 +120,7 @@ class ClockJudge:
 
     @property
     def may_remove(self) -> bool:
-        """True if data that is expired by this date may be removed."""
+        """True if data that has expired according to this date may be removed."""
         return self.is_sure
 
     @property
@@ -127,7 +129,8 @@ class ClockJudge:
         return self._wall_ms - self.offset_ms
 
     def reported_ms(self, now: float) -> int:
-        """Return the date reported to other servers: the wall clock's if this server is not sure."""
+        """Return the date to report to other servers. If this server is not sure, this is the date of its wall
+        clock."""
         return int(now * 1000 + (self.offset_ms if self.is_sure else self._wall_ms))
 
     def note_answer(self, server: ServerId, heard: PeerClock) -> None:
@@ -139,12 +142,13 @@ class ClockJudge:
             self._calm_until = heard.at
 
     def is_calm(self, now: float, wall_ms: int) -> bool:
-        """Return True if look() would reach the last judgement again. Always False while something is in doubt."""
+        """Return True if `look` would reach the same judgement as the last time. Always False while anything is in
+        doubt."""
         return now < self._calm_until and -CALM_MS < wall_ms - now * 1000 - self._wall_ms < CALM_MS
 
     def look(self, now: float, wall_ms: int, servers: Collection[ServerId], heard_s: float = ANSWER_S) -> None:
-        """Judge by the current clocks. `servers` are all servers of the ring, with or without this one. An answer
-        counts for `heard_s` seconds."""
+        """Judge the date by the current clocks. `servers` are all servers of the ring; whether this server is among
+        them does not matter. An answer of another server counts for `heard_s` seconds."""
         elapsed_s = min(max(0.0, now - self._sampled_at), AWAKE_S)
         self._sample(now, wall_ms)
         if not servers:

@@ -1,5 +1,5 @@
-"""Maintains the cluster time of this server: samples its clocks, asks the other servers, and lets clock_judge.py
-judge."""
+"""Maintains the cluster time of this server. It samples the server's clocks, asks the other servers, and lets
+clock_judge.py judge."""
 
 from __future__ import annotations
 
@@ -55,14 +55,15 @@ encode = msgspec.msgpack.Encoder().encode
 
 
 class JudgedClock:
-    """The Clock port with cluster time as its date."""
+    """A Clock whose date is the cluster time."""
 
     def __init__(self, raw: Clock, server: ServerId, kept_ms: float | None = None) -> None:
-        """`kept_ms` is the offset of the previous process's date, if the machine has not rebooted since."""
+        """`kept_ms` is the offset of the date that the previous process used. It is None if the machine has rebooted
+        since."""
         self.now, self.wall_ms, self.boot_id = raw.now, raw.wall_ms, raw.boot_id
         self.judge = ClockJudge(server, raw.now(), raw.wall_ms(), kept_ms)
         self.servers: Callable[[], frozenset[ServerId]] = frozenset
-        """Return the servers of the ring, once there is one."""
+        """Returns the servers of the ring, once there is a ring."""
         self._listeners = Listeners()
 
     def date_ms(self) -> int:
@@ -85,7 +86,7 @@ class JudgedClock:
         return self._listeners.add(changed)
 
     def look(self) -> None:
-        """Judge again, if something may have changed."""
+        """Judge the date again if something may have changed."""
         judge, now, wall_ms = self.judge, self.now(), self.wall_ms()
         if judge.is_calm(now, wall_ms):
             return
@@ -98,7 +99,7 @@ class JudgedClock:
 
 
 class ClockSync:
-    """The clock synchronization of one server: it maintains the date that the server uses."""
+    """Synchronizes the clock of one server with the other servers."""
 
     def __init__(
         self, env: Env, server: ServerId, clock: JudgedClock, links: PeerCalls, ring: Callable[[], Ring]

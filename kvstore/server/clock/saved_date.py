@@ -1,7 +1,7 @@
-"""Saves a server's date for its next process (docs/protocol.md, P28; docs/reference/formats.md).
+"""Saves the date of a server for the server's next process (docs/protocol.md, P28; docs/reference/formats.md).
 
-The file is valid only on the same machine until the next reboot, because the monotonic clock restarts then. It
-therefore only has to survive crashes of processes, which needs no sync.
+The file is valid only on the same machine until its next reboot, because the monotonic clock restarts then. The file
+therefore only has to survive crashes of processes, which requires no sync.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _decode = msgspec.json.Decoder(SavedDateFile).decode
 
 
 def saved_offset(env: Env) -> float | None:
-    """Return the offset of the previous process's date; None if there is none for this boot."""
+    """Return the offset of the date that the previous process used, or None if none was saved since the machine
+    booted."""
     boot_id = env.clock.boot_id
     try:
         if not boot_id or not env.disk.exists(PATH):
@@ -55,7 +56,7 @@ def saved_offset(env: Env) -> float | None:
 
 
 class SavedDate:
-    """Writes the file."""
+    """Writes the file with the server's date."""
 
     def __init__(self, disk: Disk, clock: Clock) -> None:
         self._disk, self._clock = disk, clock
@@ -63,7 +64,7 @@ class SavedDate:
         self._has_failed = False
 
     def keep(self, offset_ms: float) -> None:
-        """Write the date unless the file already has it. The first error is logged; the next call retries."""
+        """Write the date unless the file already contains it. Only the first error is logged; the next call retries."""
         written = self._written_ms
         if not self._clock.boot_id or (written is not None and abs(offset_ms - written) < STALE_MS):
             return

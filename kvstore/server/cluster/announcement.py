@@ -19,12 +19,12 @@ log = logging.getLogger(__name__)
 
 
 class Announcement:
-    """Registers this server in the cluster. Errors are logged, and the znode is retried in the background."""
+    """Registers this server in the cluster. Errors are logged, and registration is retried in the background."""
 
     def __init__(self, store: MetadataStore, member: Member) -> None:
         self.member = member
         self.on_placed: Callable[[], None] = lambda: None
-        """Called each time the znode has reached its intended content: the server is registered from then on."""
+        """Called each time the znode has received its intended content. The server is registered from then on."""
         self._is_placed = asyncio.Event()
         self._kept = KeptEphemeral(
             store,
@@ -35,8 +35,9 @@ class Announcement:
 
     # docs/protocol.md H12
     async def publish(self, nursery: Nursery) -> None:
-        """Register this server, now or as soon as possible (`on_placed`). If another process holds its znode, wait
-        until that process is gone, because a second process with the same id would take over its replicas."""
+        """Register this server. If registration is not possible yet, it is retried, and `on_placed` is called when
+        it succeeds. If another process holds the znode, wait until that process is gone, because a second process
+        with the same id would take over its replicas."""
         self._kept.start(nursery)
         try:
             await self._kept.publish(self.member.encode())
@@ -53,7 +54,7 @@ class Announcement:
 
     # docs/protocol.md V1
     async def announce_up(self) -> None:
-        """Announce that this server has started."""
+        """Publish that this server has started."""
         self.member = replace(self.member, starting=False)
         try:
             await self._kept.publish(self.member.encode())
@@ -61,7 +62,7 @@ class Announcement:
             log.info("could not announce yet that server=%s has started: %s", self.member.id, error)
 
     async def announce_draining(self, is_draining: bool) -> None:
-        """Announce whether this server is draining, so that it gets no more replicas."""
+        """Publish whether this server is draining. A draining server gets no more replicas."""
         self.member = replace(self.member, draining=is_draining)
         try:
             await self._kept.publish(self.member.encode())
@@ -76,8 +77,8 @@ class Announcement:
             log.warning("could not remove the registration of server=%s: %s", self.member.id, error)
 
     def _is_our_former(self, data: bytes) -> bool:
-        """Return True if a znode belongs to a dead process, because it names this server at this address, where this
-        process listens."""
+        """Return True if a znode belongs to a dead process: the znode names this server with this address, and now
+        this process listens there."""
         try:
             former = Member.decode(data)
         except UndecodableNode:

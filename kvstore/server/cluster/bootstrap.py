@@ -18,9 +18,11 @@ from kvstore.types import PartitionId, ServerId
 async def found(
     store: MetadataStore, servers: Mapping[ServerId, str], *, partitions: int, replicas: int, instance_id: str
 ) -> Ring:
-    """Return the cluster's ring; create it if there is none, with partitions p1 to p<n> on `servers` (id → zone).
+    """Return the cluster's ring. If there is none, create it with the partitions p1 to p<n> on `servers`, which maps
+    ids to zones.
 
-    Raises ConfigError for invalid numbers or a layout of another system, MetadataUnavailable.
+    Raises ConfigError for invalid numbers or if the metadata store has the layout of another system, and
+    MetadataUnavailable.
     """
     await LayoutStore(store).ensure(instance_id)
     ids = [PartitionId(f"p{number}") for number in range(1, partitions + 1)]

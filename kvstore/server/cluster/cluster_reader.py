@@ -1,6 +1,6 @@
-"""Reads the state of the cluster from the metadata store: the ring, the servers, the leaders.
+"""Reads the state of the cluster from the metadata store: the ring, the servers and the leaders.
 
-A node that cannot be decoded is skipped: its last known content stays in use, and everything else is read.
+A znode that cannot be decoded is skipped: its last known content stays in use, and the other znodes are read.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ log = logging.getLogger(__name__)
 
 
 class ClusterReader:
-    """Reads single nodes. Each method raises MetadataError."""
+    """Reads single znodes. Each method raises MetadataError."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
         self.undecodable: set[str] = set()
-        """Nodes that could not be decoded when they were last read."""
+        """Znodes that could not be decoded when they were last read."""
         self.stored = 0, 0
-        """A ring version and the version of its znode."""
+        """The version of a ring, and the version of the znode from which it was read."""
 
     async def ring(self) -> Ring:
         """Read the ring. Raises NoSuchNode, UndecodableNode."""
@@ -39,7 +39,7 @@ class ClusterReader:
         return ring
 
     async def leader(self, partition: PartitionId, known: ClusterTopology | None) -> tuple[ServerId, int] | None:
-        """Return a partition's leader and epoch; None if there is none."""
+        """Return the leader of a partition and its epoch, or None if there is no leader."""
         path = paths.partition_leader(partition)
         try:
             data, _ = await self._store.get(path)
@@ -83,7 +83,7 @@ class ClusterReader:
         return sorted(ServerId(each.removeprefix(below)) for each in self.undecodable if each.startswith(below))
 
     def pass_over(self, path: str, error: UndecodableNode) -> None:
-        """Keep using the last known content of a node, and log the error once."""
+        """Keep using the last known content of a znode, and log the error once."""
         if path not in self.undecodable:
             log.error("cannot decode %s, using its last known content: %s", path, error)
         self.undecodable.add(path)

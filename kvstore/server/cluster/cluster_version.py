@@ -1,4 +1,4 @@
-"""The cluster version in the metadata store: one node whose version only rises (docs/protocol.md V1)."""
+"""The cluster version in the metadata store. It is stored in one znode and only rises (docs/protocol.md V1)."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ class ClusterVersion:
 
 
 class ClusterVersionStore:
-    """Reads and writes the cluster version. Calls raise MetadataUnavailable or MetadataUnknown, and UndecodableNode for
-    a node that cannot be decoded."""
+    """Reads and writes the cluster version. All methods raise MetadataUnavailable or MetadataUnknown, and
+    UndecodableNode if the znode cannot be decoded."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
 
     async def read(self) -> ClusterVersion:
-        """Return the current version; the first version if it was never raised."""
+        """Return the current version. That is the first version if it was never raised."""
         return (await self._read())[0]
 
     # docs/protocol.md V1
     async def rise(self, version: int, release: str) -> ClusterVersion:
-        """Raise the version to `version`, unless it is held or already that high. Returns the resulting version. Raises
-        VersionConflict."""
+        """Raise the version to `version`, unless the current one is held or at least as high. Return the resulting
+        version. Raises VersionConflict."""
 
         def risen(found: ClusterVersion) -> ClusterVersion:
             if found.is_held or found.version >= version:
@@ -59,7 +59,7 @@ class ClusterVersionStore:
         return (await update(self._read, self._write, risen))[0]
 
     async def hold(self, is_held: bool) -> ClusterVersion:
-        """Hold the version, or let it rise again. Raises VersionConflict."""
+        """Hold the version, or allow it to rise again. Return the result. Raises VersionConflict."""
         return (await update(self._read, self._write, lambda found: replace(found, is_held=is_held)))[0]
 
     def watch(self, changed: Callable[[], None]) -> Watch:

@@ -1,4 +1,5 @@
-"""Keeps this server's view of the cluster up to date. Watches are best effort, so everything is reread every 10 s."""
+"""Keeps this server's view of the cluster up to date. Watches are best effort, so the whole state is also read every
+10 seconds."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ SPREAD_S = 0.002
 
 
 class Membership:
-    """One server's view of its cluster. `topology` is replaced as a whole at each change, and then the callbacks of
-    `on_topology` run."""
+    """One server's view of its cluster. `topology` is replaced as a whole at each change, and then the callbacks
+    that were added with `on_topology` are called."""
 
     def __init__(self, env: Env, store: MetadataStore, member: Member) -> None:
         self._env, self._store = env, store
@@ -41,7 +42,7 @@ class Membership:
         self._topology: ClusterTopology | None = None
         self._listeners = Listeners()
         self._wanted: set[str] = set()
-        """Paths to read again."""
+        """Paths that must be read again."""
         self._hint = asyncio.Event()
         self._watches: dict[str, Watch] = {}
         self._failed = False
@@ -50,7 +51,7 @@ class Membership:
         self._disbelieves_until = 0.0
         self.false_hints = 0
         self.read_at = env.clock.now()
-        """When the whole state was last read; before the first time, when reading began."""
+        """Time at which the whole state was last read, or at which the first read began."""
 
     @property
     def topology(self) -> ClusterTopology:
@@ -58,13 +59,13 @@ class Membership:
         return self._topology
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start reading the state and following its changes."""
         for path in (paths.RING, paths.SERVERS):
             self._watch(path)
         self._nursery.spawn(self._keep_fresh(), name="read")
 
     async def wait_ring(self) -> Ring:
-        """Return the ring once there is one."""
+        """Wait until there is a ring, and return it."""
         ready = asyncio.Event()
         forget = self.on_topology(ready.set)
         while self._topology is None:
@@ -74,8 +75,8 @@ class Membership:
         return self._topology.ring
 
     async def announce(self) -> None:
-        """Register this server: at once, unless the metadata store is unavailable or another process with the same id
-        is registered. The registration survives lost sessions."""
+        """Register this server. If the metadata store is unavailable or another process with the same id is
+        registered, the server is registered later. The registration survives lost sessions."""
         await self.announcement.publish(self._nursery)
 
     @property
@@ -89,13 +90,13 @@ class Membership:
         await self._nursery.close()
 
     def on_topology(self, changed: Callable[[], None]) -> Callable[[], None]:
-        """Call `changed` after each change. Returns a function that removes the callback."""
+        """Call `changed` after each change of the topology. Returns a function that removes the callback."""
         return self._listeners.add(changed)
 
     def note_leader(self, partition: PartitionId, server: ServerId | None) -> None:
-        """Note which server leads, as learned by a local replica, perhaps before the leader's znode exists: during a
-        handover, operations may already wait at the new leader. The znode is read when it changes, and at once if no
-        leader is known."""
+        """Record which server leads a partition. A local replica may learn this before the leader's znode exists:
+        during a handover, operations may already wait at the new leader. The znode is read when it changes, and at
+        once if `server` is None."""
         found = self._topology
         if found is not None and partition in found.ring.partitions:
             known = found.leaders.get(partition)
@@ -108,18 +109,18 @@ class Membership:
             self.suspect(partition)
 
     def suspect(self, partition: PartitionId) -> None:
-        """Read the partition's leader again, because the known one does not lead it any more."""
+        """Read the partition's leader again, because the known one no longer leads it."""
         self._want(paths.partition_leader(partition))
 
     @property
     def stored_ring(self) -> tuple[Ring, int] | None:
-        """The known ring with the version of its znode; None if that is unknown."""
+        """The known ring and the version of its znode, or None if that version is unknown."""
         ring, version = self.topology.ring, self._reader.stored
         return (ring, version[1]) if version[0] == ring.version else None
 
     # docs/protocol.md H9
     def note_written(self, ring: Ring, stored: int) -> None:
-        """Note that this server has written a later ring; `stored` is the new version of its znode."""
+        """Record that this server has written a later ring. `stored` is the new version of its znode."""
         if ring.version > self._reader.stored[0]:
             self._reader.stored = ring.version, stored
         if self._topology is not None and ring.version > self._topology.ring.version:
@@ -130,12 +131,13 @@ class Membership:
             self._unwatch(known - set(ring.partitions))
 
     def suspect_ring(self) -> None:
-        """Read the ring again, because the known one does not match what a partition owns."""
+        """Read the ring again, because a partition rejected a key that the known ring assigns to it."""
         self._want(paths.RING)
 
     def hint_ring(self, routed: int) -> bool:
-        """Read the ring again at once, because an operation or an answer refers to a later one (docs/protocol.md H9).
-        Returns False if waiting is pointless: the ring is already known, or a recent hint named a nonexistent ring."""
+        """Read the ring again at once, because an operation or an answer refers to the later version `routed`
+        (docs/protocol.md H9). Return False if waiting is pointless: that version is already known, or a recent hint
+        named a version that does not exist."""
         if self._topology is None or routed <= self._topology.ring.routed:
             return False
         if self._env.clock.now() < self._disbelieves_until:
@@ -208,8 +210,8 @@ class Membership:
         self._replace(ClusterTopology(ring, known, servers))
 
     async def _read_some(self, wanted: set[str]) -> None:
-        """Read what may have changed, and the leaders of new partitions. These are added to `wanted`, which is read
-        again if this fails halfway."""
+        """Read what may have changed, and the leaders of new partitions. The leaders' paths are added to `wanted`,
+        which is read again if this read fails halfway."""
         if paths.RING in wanted:
             known = self.topology.ring
             try:
@@ -228,8 +230,8 @@ class Membership:
                 self._replace(self.topology.with_leader(partition, leader))
 
     async def _read_hinted_ring(self) -> Ring:
-        """Read the ring. If a hint named a later ring than this metadata server has, read the latest one. If no such
-        ring exists, ignore hints for a while."""
+        """Read the ring. If a hint named a later ring than the connected metadata server has, read the latest ring.
+        If no such ring exists, ignore hints for DISBELIEF_S seconds."""
         ring = await self._reader.ring()
         hinted = self._hinted
         if ring.routed < hinted:
@@ -246,7 +248,8 @@ class Membership:
         return ring
 
     def _newer(self, ring: Ring) -> Ring:
-        """Return the ring that was read, unless it comes from a metadata server that lags behind."""
+        """Return the later of the ring that was read and the known one. The ring that was read is older if it comes
+        from a metadata server that lags behind."""
         known = self._topology
         return ring if known is None or ring.version >= known.ring.version else known.ring
 

@@ -1,5 +1,5 @@
-"""Turns an operator's request about the ring into the step that performs it, and describes what the step would change.
-Decides only."""
+"""Converts an operator's request about the ring to the function that makes the change, and describes what the
+function would change. Decides only."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _NOT_ASKED = frozenset(("operation", "plan", "ring_version", "dry_run"))
 
 Request = admin_pb2.ChangeRingRequest
 Servers = Mapping[ServerId, str]
-"""Running servers and their zones."""
+"""Running servers with their zones."""
 
 
 def step_of(request: Request, servers: Servers, now_ms: int) -> Callable[[Ring], Ring]:
-    """Return the function that makes the requested change. It raises ValueError if the ring does not allow the
-    change."""
+    """Return the function that makes the requested change of a ring. The function raises ValueError if the ring does
+    not allow the change."""
 
     def step(ring: Ring) -> Ring:
         if request.ring_version and request.ring_version != ring.version:
@@ -48,7 +48,7 @@ def step_of(request: Request, servers: Servers, now_ms: int) -> Callable[[Ring],
 
 
 def asked(request: Message) -> str:
-    """Return a hash of the requested change, independent of the request's id and mode."""
+    """Return a hash of the requested change. The hash does not depend on the request's id and mode."""
     same = deepcopy(request)
     for field, _ in request.ListFields():
         if field.name in _NOT_ASKED:
@@ -129,14 +129,14 @@ def _pace(pace: Pace, request: Request) -> Pace:
 
 
 def next_ids(ring: Ring, count: int) -> list[PartitionId]:
-    """Return the next ids `p<number>` that were never used."""
+    """Return the next `count` ids of the form `p<number>` that were never used."""
     used = [_NUMBERED.fullmatch(each) for each in (*ring.partitions, *ring.retired)]
     first = 1 + max((int(match[1]) for match in used if match), default=0)
     return [PartitionId(f"p{number}") for number in range(first, first + count)]
 
 
 def usual_replicas(ring: Ring) -> int:
-    """Return the number of replicas of the other partitions, not counting newcomers twice."""
+    """Return the largest number of replicas of a partition. A newcomer and the replica that it replaces count once."""
     return max(len(member.replicas) - len(member.replacing) for member in ring.partitions.values())
 
 
@@ -146,7 +146,7 @@ def usual_replicas(ring: Ring) -> int:
 def proposal(
     before: Ring, after: Ring, keys: Mapping[PartitionId, int], record_bytes: Mapping[PartitionId, float]
 ) -> admin_pb2.ChangeRingResponse:
-    """Compare two rings. `keys` and mean `record_bytes` may lack some partitions."""
+    """Describe the difference between two rings. `keys` and the mean `record_bytes` may lack some partitions."""
     shares, future = before.shares(), future_shares(after)
     answer = admin_pb2.ChangeRingResponse(
         version_before=before.version, balance_before=balance(before, shares), balance=balance(after, future)
@@ -167,7 +167,8 @@ def proposal(
 def recalled(
     done: RingOperation, ring: Ring, keys: Mapping[PartitionId, int], record_bytes: Mapping[PartitionId, float]
 ) -> admin_pb2.ChangeRingResponse:
-    """Return the result of an earlier operation, according to a later ring: those of its moves that are still open."""
+    """Return the result of an operation that was made earlier, according to the current ring: the moves of the
+    operation that are still open."""
     answer = proposal(ring, ring, keys, record_bytes)
     answer.version_before, answer.version, answer.was_done = done.before, done.version, True
     _add_moves(answer, open_moves(done, ring), ring.shares(), keys, record_bytes)
@@ -217,7 +218,8 @@ def move_status(move: Move, keys: float = 0.0, record_bytes: float = 0.0, copied
 
 
 def keys_of(move: Move, shares: Mapping[PartitionId, float], keys: Mapping[PartitionId, int]) -> float:
-    """Estimate the keys in a move's range. Keys are spread evenly over the tokens of a partition."""
+    """Estimate the number of keys in a move's range. The estimate assumes that a partition's keys are spread evenly
+    over its tokens."""
     share = shares.get(move.source, 0.0)
     return keys.get(move.source, 0) * min(1.0, move.size / TOKENS / share) if share else 0.0
 

@@ -1,4 +1,4 @@
-"""The ring's znode as this server reads and changes it: the Rings by which ranges and replicas are moved."""
+"""Reads and changes the znode of the ring. Implements the interface through which ranges and replicas are moved."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from kvstore.ring import Ring, codec
 from kvstore.server.cluster.membership import Membership
 
 RING_BYTES_MAX = 512 << 10
-"""Largest znode with which a plan is accepted. A larger plan is refused; it can be made in parts."""
+"""Maximum size in bytes of the znode with which a plan is accepted. A larger plan is refused and can be made in
+parts."""
 RING_STEP_BYTES_MAX = 768 << 10
-"""Largest znode at all, below ZooKeeper's limit. A planned ring grows a little while it is carried out, and a range
-that was given away is unavailable until the ring names its owner."""
+"""Maximum size in bytes of the znode in any case, below ZooKeeper's limit. A planned ring grows a little while the
+plan is carried out, and a range that was released is unavailable until the ring names its new owner."""
 
 
 class RingStore:
-    """A kvstore.ring.Rings on the metadata store. This server knows its own writes at once."""
+    """Implements kvstore.ring.Rings on the metadata store. The server's own writes are visible to it at once."""
 
     def __init__(self, store: MetadataStore, membership: Membership) -> None:
         self._store, self._membership = store, membership
@@ -65,7 +66,7 @@ class RingStore:
         return mine.ring
 
     async def _make(self, taken: list[_Change]) -> None:
-        """Write these changes and give each its outcome."""
+        """Write these changes together, and deliver the outcome of each."""
         together = _together(taken)
         known = self._membership.stored_ring if all(each.soon for each in taken) else None
         try:
@@ -85,7 +86,7 @@ class RingStore:
             self._membership.note_written(ring, version)
 
     async def _make_apart(self, taken: list[_Change]) -> None:
-        """Write the changes one by one. Together they were too large for the znode and nothing was written."""
+        """Write the changes one by one, because together they were too large for the znode and nothing was written."""
         try:
             for each in taken:
                 each.ring = each.error = None
@@ -113,7 +114,7 @@ def _end(changes: list[_Change], failure: Exception | None) -> None:
 
 
 def _together(changes: list[_Change]) -> Callable[[Ring], Ring]:
-    """Return a step that applies all changes. A step that refuses its change does not affect the others."""
+    """Return a function that applies all changes. If one change is refused, the others are still applied."""
     allowed: set[int] = set()
 
     def step(ring: Ring) -> Ring:
@@ -131,20 +132,20 @@ def _together(changes: list[_Change]) -> Callable[[Ring], Ring]:
 
 
 class _Stale(Exception):
-    """The known ring does not determine the outcome of the step, so the stored ring must be read."""
+    """Raised if the known ring does not determine the outcome of a change, so that the stored ring must be read."""
 
 
 async def change_ring(store: MetadataStore, step: Callable[[Ring], Ring]) -> Ring:
-    """Store `step(ring)`, perhaps a plan, by compare-and-set and return it; see kvstore.ring.Rings. Raises Overloaded
-    if the result would be too large for its znode."""
+    """Store the ring that `step` returns by compare-and-set, and return it; see kvstore.ring.Rings. `step` may
+    return a plan. Raises Overloaded if the ring would be too large for its znode."""
     return (await change_ring_at(store, step, plans=True))[0]
 
 
 async def change_ring_at(
     store: MetadataStore, step: Callable[[Ring], Ring], known: tuple[Ring, int] | None = None, *, plans: bool = False
 ) -> tuple[Ring, int]:
-    """Like change_ring, but also return the znode's version. `known` is a ring with its znode's version, used for the
-    first attempt instead of a read."""
+    """Like `change_ring`, but also return the version of the znode. `known` is a ring and the version of its znode,
+    which the first attempt uses instead of reading them."""
     if known is not None:
         try:
             return await _change_ring(store, step, known, plans)
@@ -157,7 +158,7 @@ async def _change_ring(
     store: MetadataStore, step: Callable[[Ring], Ring], known: tuple[Ring, int] | None, plans: bool
 ) -> tuple[Ring, int]:
     sent: list[bytes] = []
-    """Data written with unknown outcome. If it is found later, the write has succeeded."""
+    """Data of writes whose outcome is unknown. If such data is found in the znode later, the write succeeded."""
     found = b""
     is_read = False
 

@@ -25,7 +25,7 @@ def common_version(members: Mapping[ServerId, Member], wanted: Collection[Server
 
 
 def next_version(now: ClusterVersion, members: Mapping[ServerId, Member], wanted: Collection[ServerId]) -> int | None:
-    """Return the version to rise to; None if the version stays."""
+    """Return the version to which the cluster version should rise, or None if it should stay."""
     common = min(common_version(members, wanted), versions.LATEST)
     return common if common > now.version and not now.is_held else None
 

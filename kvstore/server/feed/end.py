@@ -1,4 +1,4 @@
-"""Asks a partition's leader how far the partition has come, because followers of its log may lag behind."""
+"""Asks the leader of a partition for its latest sequence, because the leader's followers may lag behind."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ then."""
 
 
 async def latest_of(clock: Clock, backend: Backend, partition: PartitionId) -> int:
-    """Return a sequence at least as high as any acknowledged before: the leader's answer to a read of a key establishes
-    that. Raises StoreError, Unavailable after a while."""
+    """Return a sequence that is at least as high as any sequence acknowledged before this call. The leader's answer
+    to a read of a key guarantees that. Raises StoreError, and Unavailable after ANSWER_S seconds."""
     op = (Code.SCAN, b"\0", b"\0\0", 1, int(Flag.KEYS_ONLY), int(Level.LINEARIZABLE), 0)
     deadline = clock.now() + ANSWER_S
     while True:

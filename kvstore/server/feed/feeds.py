@@ -1,4 +1,4 @@
-"""The change feeds on this server: tails shared by watches, positions in logs, and the latest ring."""
+"""The change feeds on this server: the tails that watches share, lookups of positions in logs, and the latest ring."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FOLLOWS_MAX = 8
 
 
 class Feeds:
-    """The feeds of one server. `close` ends what it has started."""
+    """The feeds of one server. `close` ends everything that they have started."""
 
     def __init__(
         self,
@@ -50,9 +50,9 @@ class Feeds:
         cluster: str = "",
     ) -> None:
         self.ring = known_ring
-        """Return the latest ring that this server has read."""
+        """Returns the latest ring that this server has read."""
         self.latest = latest
-        """Return how far a partition of the ring has come, according to its leader."""
+        """Returns the latest sequence of a partition of the ring, according to its leader."""
         self.watches_total = 0
         self.changes_total = 0
         self.pages_total = 0
@@ -84,7 +84,8 @@ class Feeds:
         }
 
     def look_at_ring(self) -> None:
-        """React to a change of the topology: watches follow new partitions and leave removed ones at once."""
+        """Notify the watches that the topology has changed, so that they follow new partitions and leave removed
+        ones at once."""
         version = self.ring().version
         if version != self._ring_version:
             self._ring_version = version
@@ -92,7 +93,8 @@ class Feeds:
                 wake()
 
     def admit(self, wake: Callable[[], None]) -> None:
-        """Register a watch; `wake` is called when the ring has changed. Raises Overloaded."""
+        """Register a watch. `wake` is called when the ring has changed. Raises Overloaded if there are already
+        WATCHES_MAX watches."""
         if self.watches >= WATCHES_MAX:
             raise Overloaded(
                 f"expected at most {WATCHES_MAX} watches on one server, {self.watches} are open; retry on another "
@@ -109,7 +111,7 @@ class Feeds:
         return len(self._woken_by_ring)
 
     async def newest_ring(self) -> Ring:
-        """Return the ring as it is in the metadata store now. Raises MetadataError."""
+        """Read the current ring from the metadata store. Raises MetadataError."""
         await self._store.sync(paths.RING)
         data, _ = await self._store.get(paths.RING)
         ring = codec.decode(data)
@@ -117,11 +119,11 @@ class Feeds:
         return known if known.version > ring.version else ring
 
     async def left(self, ring: Ring) -> list[PartitionId]:
-        """Return the partitions that have left this ring and whose logs are kept. Raises MetadataError."""
+        """Return the partitions that are no longer in this ring but whose logs are kept. Raises MetadataError."""
         return [each for each in await partitions_kept(self._store) if each not in ring.partitions]
 
     async def cluster(self) -> str:
-        """Return the cluster's identity. Raises MetadataError, ConfigError."""
+        """Return the id of the cluster. Raises MetadataError, ConfigError."""
         self._cluster = self._cluster or await LayoutStore(self._store).instance_id()
         return self._cluster
 
@@ -133,8 +135,8 @@ class Feeds:
 
     @asynccontextmanager
     async def _joining(self, partition: PartitionId) -> AsyncIterator[LiveTail]:
-        """Enter with the partition's tail once it knows the end of the log, and keep the tail alive meanwhile. Raises
-        Unavailable."""
+        """Enter the context with the partition's tail once the tail knows the end of its log, and keep the tail
+        running during the context. Raises Unavailable."""
         found = self._tails.get(partition)
         if found is None:
             tail = LiveTail(partition, self._logs)
@@ -159,8 +161,9 @@ class Feeds:
     async def cursor(
         self, partition: PartitionId, after: int | None, interest: Interest, wake: Callable[[], None]
     ) -> FeedCursor:
-        """Return a reader of the changes after `after`, or after the current end. Raises PositionTrimmed, Unavailable,
-        MetadataError, and InvalidRequest if the log has not reached `after`."""
+        """Return a cursor on the changes after sequence `after`, or after the current end of the log if `after` is
+        None. `wake` is called when there are new entries. Raises PositionTrimmed, Unavailable, MetadataError, and
+        InvalidRequest if the log has not reached `after`."""
         async with self._joining(partition) as tail:
             if after is not None and after > tail.seq:
                 await self._check_reached(partition, after)
@@ -173,8 +176,9 @@ class Feeds:
             return FeedCursor(tail, self._logs, self._turns, interest, wake, position, seq)
 
     async def _check_reached(self, partition: PartitionId, after: int) -> None:
-        """Check that the log has reached the reader's position. Another server may have shown the position before this
-        server knows it, but a reader ahead of the log would miss everything up to there."""
+        """Check that the log has reached the reader's position. Another server may have issued the position before
+        this server knows of it. But a reader whose position is beyond the end of the log would miss every change up
+        to that position."""
         if (await self.newest_ring()).has_left(partition):
             found = await self._found_end(partition)
             if oldest_of(found) < 0:
@@ -191,7 +195,7 @@ class Feeds:
 
     async def _behind(self, partition: PartitionId, after: int) -> Position:
         """Return the position right before the last entry that begins at or before `after`, because that entry may
-        continue after it."""
+        contain changes after it."""
         found = await self._search(partition, lambda payload: first_seq_of(payload) <= after)
         oldest = oldest_of(found)
         if not found.listed.ledgers and not after and await self._never_logged(partition):
@@ -204,8 +208,8 @@ class Feeds:
     async def cursor_at(
         self, partition: PartitionId, time_ms: int, interest: Interest, wake: Callable[[], None]
     ) -> FeedCursor:
-        """Return a reader of everything logged at a record time or later. Raises PositionTrimmed if part of it may have
-        been trimmed."""
+        """Return a cursor on all changes logged at the record time `time_ms` or later. Raises PositionTrimmed if
+        some of them may have been trimmed."""
         async with self._joining(partition) as tail:
             found = await self._search(partition, lambda payload: time_of(payload) < time_ms)
             if found.payload is None and oldest_of(found) != 0:
@@ -220,15 +224,15 @@ class Feeds:
             raise Unavailable(f"partition {partition}: its log cannot be read now: {error}") from error
 
     async def end(self, partition: PartitionId) -> tuple[Position, Seq, int]:
-        """Return the end of the log, and the lowest sequence from which it can be read. Raises Unavailable,
-        MetadataError."""
+        """Return the position and sequence of the end of the log, and the lowest sequence from which the log can
+        still be read. Raises Unavailable, MetadataError."""
         found = await self._found_end(partition)
         position, seq, _ = end_of(found)
         return position, seq, max(0, oldest_of(found))
 
     async def ends(self, partition: PartitionId) -> tuple[int, Seq] | None:
-        """Return the lowest readable sequence and the last sequence of a partition that has left; None if its log is
-        gone. Raises Unavailable, MetadataError."""
+        """Return (lowest readable sequence, last sequence) of a partition that has left the ring, or None if its log
+        was removed. Raises Unavailable, MetadataError."""
         found = await self._found_end(partition)
         if found.listed.ledgers:
             return oldest_of(found), end_of(found)[1]
@@ -269,8 +273,8 @@ class Feeds:
 
 
 async def in_each(wanted: Sequence[T], work: Callable[[T], Awaitable[None]]) -> None:
-    """Do the work for each item, FOLLOWS_MAX at a time. Raises the error of the first failed item, of those that had
-    begun."""
+    """Do `work` for each item, at most FOLLOWS_MAX at a time. After a failure no further item begins. Raises the
+    error of the first item, in their order, that failed."""
     places = iter(range(len(wanted)))
     failures: dict[int, StoreError] = {}
 
@@ -295,7 +299,7 @@ async def in_each(wanted: Sequence[T], work: Callable[[T], Awaitable[None]]) -> 
 
 
 def _in_window(tail: LiveTail, after: int) -> Position:
-    """Return the last entry in the window that a reader at `after` does not need."""
+    """Return the position of the last entry in the window that a reader at `after` does not need."""
     position = tail.floor
     for entry in tail.window:
         if entry.is_behind(after):

@@ -17,7 +17,8 @@ ROW_BYTES = 40
 
 
 def interest_in(start: bytes, end: bytes) -> Interest:
-    """Return the requested keys. Raises InvalidRequest. A bound may be the longest key plus a zero byte."""
+    """Return the interest in the keys of a range. Raises InvalidRequest. A bound may be the longest key plus a zero
+    byte."""
     for bound in (start, end):
         if len(bound) > KEY_BYTES_MAX + 1:
             raise InvalidRequest(f"expected a bound of at most {KEY_BYTES_MAX + 1} bytes, got {len(bound)}")
@@ -27,7 +28,7 @@ def interest_in(start: bytes, end: bytes) -> Interest:
 
 
 class PageBounds(NamedTuple):
-    """The limits of one page: its last sequence, rows and bytes."""
+    """The limits of one page: its last sequence, its number of rows and its bytes."""
 
     until: int
     """Last sequence; 0: no bound."""
@@ -41,7 +42,7 @@ class PageBounds(NamedTuple):
 
 
 class FeedPage:
-    """One page, filled entry by entry."""
+    """One page of a feed, which is filled entry by entry."""
 
     def __init__(self, interest: Interest, bounds: PageBounds, after: int, *, keys_only: bool) -> None:
         self.message = feed_pb2.ChangesResponse(next=after)
@@ -53,7 +54,7 @@ class FeedPage:
 
     @property
     def is_news(self) -> bool:
-        """True if the page contains something that no page up to `after` had."""
+        """True if the page contains something that a reader at `after` does not have yet."""
         return self._rows > 0 or self._handed_at > self._after
 
     @property
@@ -68,8 +69,8 @@ class FeedPage:
         return bool(self._bounds.until) and self.message.next >= self._bounds.until
 
     def add(self, entry: FeedEntry) -> bool:
-        """Add the requested part of the next entry and advance `message.next`. Returns True if the whole entry was
-        taken."""
+        """Add the requested changes of the next entry and advance `message.next`. Return True if the whole entry
+        fitted."""
         message, until = self.message, self._bounds.until
         rows = self._interest.rows(entry, message.next, until) if entry.keys else ()
         fitting = self._fitting(entry, rows)
@@ -87,7 +88,7 @@ class FeedPage:
         return not self.is_full
 
     def skip_to(self, seq: int) -> None:
-        """Mark everything up to the sequence as included."""
+        """Record that the page covers everything up to the sequence."""
         bound = self._bounds.until
         self.message.next = max(self.message.next, min(seq, bound) if bound else seq)
 

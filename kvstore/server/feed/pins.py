@@ -1,4 +1,5 @@
-"""Pins of the whole store: creates, renews, releases and lists them in all partitions, wherever they are led."""
+"""Pins of the whole store: creates, renews, releases and lists them. A pin consists of pins in all partitions,
+whichever servers lead them."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ from kvstore.wal.pins import FEED_PIN, Pins
 
 TTL_DEFAULT_MS, TTL_MAX_MS = 600_000, 86_400_000
 PATIENCE_S = 15.0
-"""Time for which creating a pin is retried: leaders change, and ranges in transit have no owner for a moment."""
+"""Seconds for which creating a pin is retried. During that time leaders may change, and a range that moves has no
+owner for a moment."""
 CALL_S = 5.0
 AGAIN_S = 0.05
 CALLS_AT_ONCE = 16
@@ -44,7 +46,7 @@ _HOLD = re.compile(rf"({FEED_PIN}[A-Za-z0-9._-]{{1,64}}@)[0-9]+")
 
 
 class PinsSource(Protocol):
-    """The node that provides access to the cluster."""
+    """The access to the cluster that the node provides."""
 
     @property
     def store(self) -> MetadataStore: ...
@@ -66,8 +68,8 @@ class PinKeeper:
         await self._nursery.close()
 
     async def pin(self, request: data_pb2.PinRequest) -> data_pb2.PinResponse:
-        """Create a pin in which every token is owned exactly once, or in every named partition. Raises StoreError; then
-        nothing is pinned, or only until the deadline."""
+        """Create a pin in every named partition, or in partitions that together own every token exactly once. Raises
+        StoreError. After an error nothing stays pinned, or only until the pin's deadline."""
         asked = PinRequest(self._id(request.id), _ttl(request.ttl_ms), request.split_bytes)
         named = [PartitionId(each) for each in request.partitions]
         until = self._env.clock.now() + PATIENCE_S
@@ -106,7 +108,7 @@ class PinKeeper:
         return codec.decode(data).next_move
 
     async def renew(self, request: data_pb2.RenewRequest) -> data_pb2.RenewResponse:
-        """Renew a pin. Raises StoreError, and NoSuchPin if it has ended in one of the partitions."""
+        """Renew a pin. Raises StoreError, which is NoSuchPin if the pin has ended in one of its partitions."""
         asked = PinRequest(_checked(request.id), _ttl(request.ttl_ms))
         partitions = [PartitionId(each) for each in request.partitions] or await self._holding(asked.pin)
         until = self._env.clock.now() + PATIENCE_S
@@ -136,9 +138,9 @@ class PinKeeper:
         return pinning.encode(deadline_ms)
 
     async def unpin(self, pin: str) -> data_pb2.UnpinResponse:
-        """Release a pin in the partitions whose leaders answer. Elsewhere, release the hold on the log if possible;
-        replicas notice that and drop their views. The hold of a feed reader is released under any of the names in the
-        list. Raises InvalidRequest, MetadataError."""
+        """Release a pin in the partitions whose leaders answer. In the others, release the pin's hold on the log if
+        possible; their replicas notice that and drop their views. A feed reader's hold is released under any of the
+        names in the list. Raises InvalidRequest, MetadataError."""
         if hold := _HOLD.fullmatch(pin):
             return await self._give_back(hold[1])
         answers = await self._ask_all(self._wanted([]), pinning.RELEASE, PinRequest(_checked(pin)))
@@ -194,7 +196,7 @@ class PinKeeper:
         return list(named) or every
 
     async def _holding(self, pin: str) -> list[PartitionId]:
-        """Return the partitions that have a pin, including a pin just created through another server."""
+        """Return the partitions that have the pin, including a pin that another server has just created."""
         await self._source.store.sync(paths.RING)
         ring = self._source.topology.ring
         found = [each for each in sorted(ring.partitions) if pin in dict(await self._pins.all(each))]
@@ -203,8 +205,8 @@ class PinKeeper:
         return found
 
     async def _check_kept(self, partition: PartitionId, pin: str) -> None:
-        """Raise NoSuchPin if no replica keeps the view of a pin although its log is held. Replicas drop views at the
-        deadline and when they restart."""
+        """Raise NoSuchPin if no replica keeps the pin's view, even though the pin still holds the log. Replicas drop
+        views at the deadline and when they restart."""
         told = await self._tell(partition)
         kept = {
             each.pin for answer in told.values() if isinstance(answer, bytes) for each in pinning.held_pins_of(answer)
@@ -213,7 +215,7 @@ class PinKeeper:
             raise NoSuchPin(f"partition {partition}: no replica keeps pin {pin!r} any more")
 
     async def _told(self, partition: PartitionId) -> list[tuple[ServerId, HeldPin]]:
-        """Return the views that each replica keeps."""
+        """Return the views that each replica of the partition keeps."""
         return [
             (server, each)
             for server, answer in (await self._tell(partition)).items()
@@ -246,7 +248,7 @@ class PinKeeper:
         return await self._source.links.call(leader[0], partition, method, body, CALL_S)
 
     async def _run(self, work: Mapping[Any, Awaitable[bytes]]) -> dict[Any, bytes | StoreError]:
-        """Run all calls, CALLS_AT_ONCE at a time."""
+        """Run all calls, at most CALLS_AT_ONCE at a time."""
         answers: dict[Any, bytes | StoreError] = {}
         room = asyncio.Semaphore(CALLS_AT_ONCE)
 
@@ -287,7 +289,7 @@ class PinKeeper:
 
 
 def _best_first(topology: Topology, partition: PartitionId) -> list[ServerId]:
-    """Return the running replicas in the order in which to ask them: the leader last, because it is busiest."""
+    """Return the running replicas in the order in which to ask them. The leader is last, because it is the busiest."""
     leader = topology.leaders.get(partition, (ServerId(""), 0))[0]
     member = topology.ring.partitions.get(partition)
     up = [each for each in member.replicas if each in topology.servers] if member is not None else []
@@ -298,7 +300,8 @@ def _best_first(topology: Topology, partition: PartitionId) -> list[ServerId]:
 def _flaw_of(
     taken: dict[PartitionId, PinnedState], named: Sequence[PartitionId], errors: dict[PartitionId, StoreError]
 ) -> str:
-    """Return what is wrong with a pin; empty if it is complete. A partition that owns nothing need not answer."""
+    """Return what is wrong with a pin, or an empty string if it is complete. A partition that owns no tokens need
+    not answer."""
     failures = "; ".join(f"{partition}: {error}" for partition, error in sorted(errors.items()))
     if named:
         return failures
@@ -307,7 +310,7 @@ def _flaw_of(
 
 
 def _may_pass(error: StoreError) -> bool:
-    """Return True if the same call may succeed soon."""
+    """Return True if the error is temporary, so that the same call may succeed soon."""
     if isinstance(error, Overloaded | NoSuchPin):
         return False
     return isinstance(error, Retryable | OutcomeUnknown | MetadataError)

@@ -52,7 +52,7 @@ class Seeking(Protocol):
 
 
 class FeedLogs(Protocol):
-    """The logs as feeds read them (kvstore.wal.log)."""
+    """Access to logs for feeds (kvstore.wal.log)."""
 
     @property
     def seeker(self) -> Seeking: ...
@@ -61,7 +61,7 @@ class FeedLogs(Protocol):
 
 
 def end_of(found: SeekResult) -> tuple[Position, Seq, int]:
-    """Return the position, sequence and record time of a place in a log. Raises Corrupted."""
+    """Return the position, the sequence and the record time of a place in a log. Raises Corrupted."""
     if found.payload is None:
         return found.position, Seq(max(0, found.listed.trimmed_seq - 1)), 0
     last = feed_entry_of(LogEntry(found.position, found.payload))
@@ -70,7 +70,7 @@ def end_of(found: SeekResult) -> tuple[Position, Seq, int]:
 
 # docs/protocol.md F7
 class LiveTail:
-    """The window of one partition. Call `run` until it is cancelled."""
+    """Reads new entries of one partition's log into a window. Its owner must keep `run` running."""
 
     def __init__(self, partition: PartitionId, logs: FeedLogs) -> None:
         self.partition = partition
@@ -82,7 +82,7 @@ class LiveTail:
         self.time_ms = 0
         self.entries = 0
         self.failure: StoreError | None = None
-        """Why no entries arrive at the moment; None if they do."""
+        """The reason why no entries can be read at the moment, or None."""
         self.failing_since = 0.0
         self.joining = 0
         """Number of readers that are looking up their position."""
@@ -93,7 +93,7 @@ class LiveTail:
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def wait_open(self) -> None:
-        """Wait until the end of the log is known."""
+        """Wait until the tail knows the end of the log."""
         await shielded(self._opened)
 
     async def run(self) -> None:
@@ -162,7 +162,7 @@ class LiveTail:
                 cursor.touch(before, seq)
 
     def after(self, position: Position) -> list[FeedEntry]:
-        """Return about BATCH_BYTES of entries in the window after a position in it."""
+        """Return about BATCH_BYTES of entries from the window that follow `position`, which must be in the window."""
         window = self.window
         if not window or position >= self.end:
             return []
@@ -201,7 +201,8 @@ class LiveTail:
 
 
 class FeedCursor:
-    """One reader's position in one partition's feed. Holds at most one batch in memory, and only behind the window."""
+    """One reader's position in the feed of one partition. It holds at most one batch of entries, and only while it
+    is behind the window."""
 
     def __init__(
         self,
@@ -216,9 +217,9 @@ class FeedCursor:
         self.partition = tail.partition
         self.interest = interest
         self.position = position
-        """The last entry taken."""
+        """Position of the last entry that was taken."""
         self.seq = seq
-        """The reader has everything up to this sequence."""
+        """The reader has every change up to this sequence."""
         self.log_reads = 0
         self._tail, self._logs, self._turns, self._wake = tail, logs, turns, wake
         self._touched = None if position == tail.end else (position, seq)
@@ -235,29 +236,29 @@ class FeedCursor:
 
     @property
     def is_idle(self) -> bool:
-        """True if there is nothing to take now and nothing to `check`."""
+        """True if there is no entry to take and no failure for `check` to report."""
         return self._touched is None and self._tail.failure is None
 
     def touch(self, position: Position, seq: Seq) -> None:
-        """Note that something of interest follows right after a position."""
+        """Record that an entry of interest follows right after this position."""
         if self._touched is None:
             self._touched = (position, seq)
         self._wake()
 
     @property
     def is_behind(self) -> bool:
-        """True if the log must be read (`fetch`) to continue."""
+        """True if the next entries must be read from the log (`fetch`)."""
         self._skip()
         return not self._ahead and self.position < self._tail.floor
 
     @property
     def latest(self) -> Seq:
-        """How far the log has come, as far as known here."""
+        """The latest sequence of the log that this server knows."""
         return max(self._tail.seq, self.seq)
 
     @property
     def is_at_end(self) -> bool:
-        """True if nothing is known after this position."""
+        """True if this server knows of no entry after the cursor."""
         self._skip()
         return self.position >= self._tail.end and not self._ahead
 
@@ -268,7 +269,7 @@ class FeedCursor:
             raise Unavailable(f"partition {self.partition}: this server cannot read its log: {failure}")
 
     def ready(self) -> Sequence[FeedEntry]:
-        """Return the next entries without waiting. The caller may take them one by one."""
+        """Return the next entries that are available without waiting. The caller may take them one by one."""
         self._skip()
         if self._ahead:
             return list(self._ahead)
@@ -296,7 +297,7 @@ class FeedCursor:
             self._touched = None  # also after a failure of the tail, because nothing else would touch it again
 
     async def fetch(self) -> None:
-        """Read the next entries from the log if the window does not have them. Raises PositionTrimmed, Unavailable."""
+        """Read the next entries from the log unless the window has them. Raises PositionTrimmed, Unavailable."""
         if not self.is_behind:
             return
         async with self._turns:
@@ -318,8 +319,8 @@ class FeedCursor:
             await self._stop_reading()  # the window has the following entries
 
     async def _pass_over_trimmed(self) -> None:
-        """Continue at the new beginning of a trimmed log. Raises PositionTrimmed unless the reader has had everything
-        before it."""
+        """Continue at the new beginning of a log that was trimmed. Raises PositionTrimmed unless the reader already
+        has every change before it."""
         try:
             found = await self._logs.seeker.end(self.partition)
         except StoreError as error:
@@ -340,5 +341,5 @@ class FeedCursor:
 
 
 def oldest_of(found: SeekResult) -> int:
-    """Return the lowest sequence after which nothing was trimmed; −1 if the log is gone."""
+    """Return the lowest sequence after which nothing was trimmed, or −1 if the log was removed."""
     return max(0, found.listed.trimmed_seq - 1) if found.listed.ledgers else -1

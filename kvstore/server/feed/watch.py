@@ -1,7 +1,7 @@
-"""One watch: the changes of a key or a range, from the feeds of several partitions, as messages.
+"""One watch: merges the changes of a key or a range from the feeds of several partitions into messages.
 
-The sender asks for the next message when the network can take it. So a slow reader holds one batch of one partition and
-delays no other reader.
+The sender requests the next message only when the network can accept it. Therefore a slow reader holds one batch of one
+partition, and delays no other reader.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ _DELETES = frozenset((DELETED, EXPIRED))
 SLOW_S = 60.0
 """Time after which a client that takes no message is disconnected. It can continue from its position."""
 RETRY_S = 0.1
-"""Delay between attempts to read what is unreadable at the moment."""
+"""Delay in seconds between attempts to read a log that is unreadable at the moment."""
 
 
 class Writes(Protocol):
-    """The stream to the client."""
+    """The stream to the client of a watch."""
 
     async def write(self, message: kv_pb2.WatchResponse) -> None:
-        """Write a message. Returns when the network can take more."""
+        """Write a message. Return when the network can accept more."""
         ...
 
 
 async def send_watch(feeds: Feeds, request: kv_pb2.WatchRequest, stream: Writes) -> None:
-    """Send what a request watches until the client leaves. Raises StoreError: PositionTrimmed, InvalidRequest,
-    Unavailable, Overloaded."""
+    """Send the changes that a request asks for until the client disconnects. Raises StoreError: PositionTrimmed,
+    InvalidRequest, Unavailable, Overloaded."""
     interest = interest_in(request.start, request.end)
     heartbeat_s = request.heartbeat_ms / 1000 or HEARTBEAT_S
     watch = Watch(feeds, interest, heartbeat_s=heartbeat_s, keys_only=request.keys_only)
@@ -80,17 +80,18 @@ class Watch:
         self._news = asyncio.Event()
         self.wake = self._news.set
         self._has_trouble = False
-        """True if something could not be read in this round."""
+        """True if a feed could not be read in this round."""
         self._is_announced = True
         """True if the client knows of all followed feeds."""
         self._looked_at = -1
-        """Version of the ring up to which all new partitions are followed."""
+        """Version of the latest ring whose new partitions are already followed."""
         self._leaving: list[PartitionId] = []
         self._leaving_by = -1
         """Version of the ring for which `_leaving` was computed: the followed feeds that may end."""
 
     async def messages(self, after: Mapping[str, int], seen: Mapping[str, int]) -> AsyncIterator[kv_pb2.WatchResponse]:
-        """Yield messages. Raises StoreError: PositionTrimmed, InvalidRequest, Unavailable."""
+        """Yield messages with changes. `after` is the position to start from and `seen` the sequences that the
+        client has seen, both by partition. Raises StoreError: PositionTrimmed, InvalidRequest, Unavailable."""
         first = self._plan.begin(await self._feeds.newest_ring(), after)
         await in_each(first, lambda follow: self._follow(follow, seen))
         yield self._positions()
@@ -139,7 +140,7 @@ class Watch:
         await self._feeds.drop(self._cursors.pop(partition))
 
     async def _look_at_ring(self) -> None:
-        """Follow the partitions that have joined."""
+        """Follow the partitions that have joined the ring."""
         ring = self._feeds.ring()
         if ring.version == self._looked_at:
             return
@@ -158,7 +159,7 @@ class Watch:
         return True
 
     async def _end_some(self) -> bool:
-        """Leave the feeds that have ended. Returns True if there was one."""
+        """Stop following the feeds that have ended. Return True if there was one."""
         ring, count = self._feeds.ring(), len(self._cursors)
         if ring.version != self._leaving_by:
             self._leaving = [each for each in self._cursors if self._plan.may_end(ring, each)]
@@ -174,7 +175,7 @@ class Watch:
     # ── changes ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _advance(self, cursor: FeedCursor) -> AsyncIterator[kv_pb2.WatchResponse]:
-        """Yield what one feed has now, about one batch."""
+        """Yield messages with the changes that one feed has now, about one batch."""
         cursor.check()
         try:
             await cursor.fetch()
@@ -232,7 +233,7 @@ class Watch:
         return not self._plan.is_held(held)
 
     async def _have_come_past(self, time_ms: int, but: FeedCursor) -> bool:
-        """Return True if all feeds but one have passed a record time or reached their end."""
+        """Return True if every feed except `but` has passed the record time or reached its end."""
         for cursor in [each for each in self._cursors.values() if each is not but]:
             ready = cursor.ready()
             if ready:
@@ -247,7 +248,7 @@ class Watch:
         return True
 
     async def _has_all(self, cursor: FeedCursor) -> bool:
-        """Return True if a cursor is at the end of its log, and not only at the end of what this server knows of it."""
+        """Return True if the cursor is at the true end of its log, not only at the end that this server knows."""
         try:
             if cursor.position >= (await self._feeds.end(cursor.partition))[0]:
                 return True
@@ -257,7 +258,7 @@ class Watch:
         return False
 
     def _changes(self, entry: FeedEntry, after: int) -> Iterator[tuple[kv_pb2.Change, int]]:
-        """Yield each change of interest and its size."""
+        """Yield each change of interest in the entry after the sequence `after`, with its size in bytes."""
         rows = self._interest.rows(entry, after) if entry.keys else ()
         self._feeds.changes_total += len(rows)
         for row in rows:

@@ -18,20 +18,21 @@ from kvstore.ring.hashing import token_of
 from kvstore.types import PartitionId
 
 NEW = 0
-"""Where the feed of a new partition begins."""
+"""Sequence at which the feed of a new partition begins."""
 
 
 class FeedToFollow(NamedTuple):
-    """A feed to read, and where to begin."""
+    """A feed to follow, and the place from which to read it."""
 
     partition: PartitionId
     after: int | None = None
-    """Without this and without a time: from now on."""
+    """Sequence after which to read. Without it and without a time, the feed is read from now on."""
     time_ms: int | None = None
 
 
 class WatchPlan:
-    """The plan of one watch. `positions` are those of the followed feeds; the reader keeps them up to date."""
+    """Decides which feeds one watch follows. `positions` has the sequence of each followed feed, which the reader
+    keeps up to date."""
 
     def __init__(self, interest: Interest) -> None:
         self.interest = interest
@@ -54,7 +55,7 @@ class WatchPlan:
         """For one key: named partitions that did not own the key when the watch began."""
 
     def begin(self, ring: Ring, after: Mapping[str, int]) -> list[FeedToFollow]:
-        """Return the feeds to follow first. `ring` is the current ring, read after the watch was requested. Raises
+        """Return the feeds to follow first. `ring` must be read after the watch was requested. Raises
         InvalidRequest."""
         self._begun_by = ring.version
         known = {*ring.partitions, *ring.retired}
@@ -85,8 +86,9 @@ class WatchPlan:
         return list(dict.fromkeys(owners))
 
     def joined(self, ring: Ring) -> list[FeedToFollow]:
-        """Return the partitions that are new in the ring. A ring from before the beginning of the watch says nothing,
-        because a partition that has left since would be shown from its beginning (docs/protocol.md, F4)."""
+        """Return the feeds of partitions that are new in the ring. A ring that is older than the beginning of the
+        watch is ignored: a partition that has left since would be followed from its beginning (docs/protocol.md,
+        F4)."""
         if self._token is not None or ring.version < self._begun_by:
             return []
         new = [each for each in self._owners(ring) if each not in self.positions and each not in self._ended]
@@ -96,7 +98,8 @@ class WatchPlan:
 
     # docs/protocol.md F3
     def is_held(self, entry: FeedEntry) -> bool:
-        """Return True if the entry must wait until what the range's former owner logged has been delivered."""
+        """Return True if the entry must wait until all changes that the range's former owner logged have been
+        delivered."""
         handed = entry.handed
         if handed is None or not handed.is_owned:
             return False
@@ -109,7 +112,7 @@ class WatchPlan:
         return not is_alone and handed.span.holds(self._token) and self._given.get(handed.peer, 0) < handed.peer_seq
 
     def missed(self, entry: FeedEntry) -> FeedToFollow | None:
-        """Return the feed that a held entry waits for, if it is not followed yet."""
+        """Return the feed that a held entry waits for, or None if it is already followed."""
         handed = entry.handed
         if handed is None or self._token is not None or handed.peer in self.positions:
             return None
@@ -118,11 +121,13 @@ class WatchPlan:
         return FeedToFollow(handed.peer, NEW) if is_new else None
 
     def is_in_doubt(self, entry: FeedEntry) -> bool:
-        """Return True if a held entry waits for a feed that is not followed and that the reader may have had."""
+        """Return True if a held entry waits for a feed that is not followed, and which the reader may already have
+        read."""
         return entry.handed is not None and entry.handed.peer not in self.positions
 
     def had(self, entry: FeedEntry) -> None:
-        """Note that no feed leads to the former owner named by a held entry: the reader has had everything of it."""
+        """Record that the reader has every change of the former owner that a held entry names, because no followed
+        feed leads to that owner."""
         handed = entry.handed
         assert handed is not None, "no entry is held but an OWN"
         if self._token is None:
@@ -132,8 +137,8 @@ class WatchPlan:
             self._given[handed.peer] = handed.peer_seq
 
     def goes_on_at(self, entry: FeedEntry, partition: PartitionId) -> FeedToFollow | None:
-        """Return a feed to follow from now on, because a range moves there. The entry belongs to `partition` and is not
-        one that the reader has certainly had."""
+        """Return the feed to follow from now on because the entry moves a range there, or None. The entry belongs to
+        `partition`, and it must not be an entry that the reader certainly has had."""
         handed = entry.handed
         if handed is None or handed.is_owned or handed.peer in self.positions:
             return None
@@ -147,7 +152,8 @@ class WatchPlan:
         return FeedToFollow(handed.peer, NEW)
 
     def is_over(self, entry: FeedEntry) -> bool:
-        """Return True if the rest of this feed does not matter, because the single key has moved away."""
+        """Return True if the rest of this feed does not matter, because the watched key has moved to another
+        partition."""
         handed = entry.handed
         return self._gives_away(handed) if handed is not None else False
 
@@ -157,7 +163,7 @@ class WatchPlan:
     # ── ends ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def may_end(self, ring: Ring, partition: PartitionId) -> bool:
-        """Return True if nothing of interest can follow once the feed has been read to its end."""
+        """Return True if no change of interest can follow once the feed has been read to its end."""
         return partition in self._non_owners or ring.has_left(partition)
 
     def ended(self, partition: PartitionId) -> None:

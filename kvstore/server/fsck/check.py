@@ -69,23 +69,23 @@ TRUST_ONE = (
 FOUND_IT = "Create it: `kvstore up` for a local cluster, otherwise `kvstore cluster init`."
 
 Progress = Callable[[str, int, int], None]
-"""Called with (subject, entries done, entries in total)."""
+"""A function that receives the progress: (subject, entries checked, entries in total)."""
 
 
 class LedgerCopies:
-    """Reads single copies of one ledger's entries without fencing the ledger."""
+    """Reads single copies of a ledger's entries, without fencing the ledger."""
 
     def __init__(self, bookies: BookieClients, metadata: LedgerMetadata) -> None:
         self.metadata = metadata
         self.silence: Counter[BookieId] = Counter()
-        """Number of consecutive reads that each bookie has not answered."""
+        """Number of consecutive reads that each bookie has left unanswered."""
         self.waited_for: set[BookieId] = set()
         """Bookies that did not have an entry after AGAIN_MAX attempts."""
         self._bookies = bookies
         self._digest = EntryDigest(metadata.digest, metadata.password)
 
     async def last_entry(self) -> EntryId:
-        """Return the last entry of a closed ledger, or the last confirmed entry of an open one."""
+        """Return the last entry of a closed ledger, or the last confirmed entry of an open ledger."""
         if self.metadata.state is LedgerState.CLOSED:
             return self.metadata.last_entry
         fragment = self.metadata.fragments[-1]
@@ -102,7 +102,8 @@ class LedgerCopies:
         return self.silence[bookie] >= SILENT_AFTER
 
     async def read(self, bookie: BookieId, entry: EntryId) -> bytes | None:
-        """Return the payload of the bookie's copy; None if it has no copy or a bad one, or does not answer."""
+        """Return the payload in the bookie's copy. Return None if the bookie has no copy or a damaged one, or does
+        not answer."""
         ledger = self.metadata.ledger
         if self.is_silent(bookie):
             return None
@@ -122,7 +123,7 @@ class LedgerCopies:
 
 
 class Fsck:
-    """One check. `run` raises MetadataError if the metadata store cannot be read."""
+    """One check of a cluster. `run` raises MetadataError if the metadata store cannot be read."""
 
     def __init__(self, env: Env, store: MetadataStore, progress: Progress = lambda *_: None) -> None:
         self.report = FsckReport()
@@ -131,7 +132,7 @@ class Fsck:
         self._view = BookieView(store)
         self._bookies = BookieClients(env, self._view.address)
         self._unlisted_partitions: set[PartitionId] = set()
-        """Partitions whose lists cannot be read, so that their orphaned ledgers are unknown."""
+        """Partitions whose ledger lists cannot be read, so that their orphaned ledgers cannot be found."""
         self._silent: set[BookieId] = set()
         """Registered bookies that do not answer."""
 
@@ -259,7 +260,7 @@ class Fsck:
     async def _entries(
         self, copies: LedgerCopies, last: EntryId
     ) -> AsyncIterator[tuple[EntryId, dict[BookieId, bytes | None]]]:
-        """Yield every entry up to `last` with its copies; reads several entries at a time."""
+        """Yield every entry up to `last` with its copies. Several entries are read at a time."""
         for first in range(0, last + 1, ENTRIES_AT_ONCE):
             entries = [EntryId(entry) for entry in range(first, min(first + ENTRIES_AT_ONCE, last + 1))]
             reading = [self._env.nursery.spawn(self._copies(copies, entry), name="fsck copies") for entry in entries]
@@ -283,8 +284,8 @@ class Fsck:
         return payloads
 
     async def _give_up(self, copies: LedgerCopies, bookie: BookieId) -> None:
-        """Note that the bookie was waited for once. Further copies that it lacks of this ledger count as missing at
-        once."""
+        """Record that the check has waited for the bookie once. Copies of this ledger that the bookie lacks count as
+        missing at once from now on."""
         if bookie in copies.waited_for:
             return
         copies.waited_for.add(bookie)
@@ -340,7 +341,8 @@ class Fsck:
                 self.report.warn(subject, message, SWEPT)
 
     async def _metadata_or_none(self, ledger: LedgerId) -> LedgerMetadata | None:
-        """Return a ledger's metadata; None if it is gone or unreadable, which is reported."""
+        """Return the metadata of a ledger. Return None if the ledger is gone, or if its metadata is unreadable,
+        which is reported."""
         try:
             return (await self._ledgers.read(ledger))[0]
         except NoSuchLedger:
@@ -358,7 +360,7 @@ class Fsck:
         return None
 
     async def _check_others(self, ledgers: Sequence[LedgerMetadata]) -> None:
-        """Find the copies of ledgers whose entries are not read, several ledgers at a time."""
+        """Find missing copies of ledgers whose entries are not read, several ledgers at a time."""
         presence = Presence(self._bookies, self._ledgers, self.report, self._is_up, self._silent.add)
 
         async def check(metadata: LedgerMetadata) -> MetadataError | None:
@@ -375,7 +377,7 @@ class Fsck:
                 self.report.warn(subject_of(metadata), f"its copies are not checked: {error!r}")
 
     async def _kept(self) -> set[LedgerId]:
-        """Return the ledgers of partitions that have left the ring, which are kept for readers of their feeds."""
+        """Return the ledgers that are kept for readers of feeds although their partitions have left the ring."""
         try:
             return await kept_ledgers(self._store)
         except UndecodableNode as error:
@@ -383,8 +385,8 @@ class Fsck:
             return set()
 
     async def _listed(self) -> set[LedgerId]:
-        """Return the ledgers that are listed now. Reads the ring again, because partitions may have joined since the
-        check began, which takes hours in a large cluster. Raises MetadataError."""
+        """Return the ledgers in the current lists. Reads the ring again, because partitions may have joined since
+        the check began; the check takes hours in a large cluster. Raises MetadataError."""
         found: set[LedgerId] = set()
         try:
             data, _ = await self._store.get(paths.RING)

@@ -26,8 +26,8 @@ Run = tuple[range, tuple[BookieId, ...]]
 
 
 class Presence:
-    """Checks one ledger at a time. `is_up` tells whether a bookie is registered and answers. `silent` is called for a
-    bookie that does not answer."""
+    """Locates the copies of one ledger at a time. `is_up` returns True if a bookie is registered and answers.
+    `silent` is called with a bookie that does not answer."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Presence:
         self._is_up, self._silent = is_up, silent
 
     async def check(self, metadata: LedgerMetadata) -> None:
-        """Report missing copies. Raises MetadataError."""
+        """Report the missing copies of a ledger. Raises MetadataError."""
         for attempt in range(AGAIN_MAX):
             if attempt:
                 await asyncio.sleep(AGAIN_S)

@@ -1,4 +1,4 @@
-"""Results and errors as HTTP statuses, headers and JSON. Decides only."""
+"""Converts results and errors to HTTP statuses, headers and JSON. Decides only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kvstore.server.gateway import bodies
 from kvstore.server.gateway.bodies import Item, fields_of
 
 RETRY_S = 1
-"""Seconds after which a passing refusal may have ended."""
+"""Seconds after which a client should retry a temporary refusal."""
 RAW, JSON = "application/octet-stream", "application/json"
 COMMON = {
     "Cache-Control": "no-store",
@@ -49,7 +49,7 @@ class GatewayReply(NamedTuple):
 
 
 class WithStatus(InvalidRequest):
-    """An invalid request for which HTTP has a status of its own."""
+    """An invalid request for which HTTP has a more specific status than 400."""
 
     def __init__(self, status: int, message: str, **headers: str) -> None:
         super().__init__(message)
@@ -74,7 +74,7 @@ def error_reply(error: StoreError, partition: str = "") -> GatewayReply:
 
 
 def failure_of(error: StoreError, partition: str = "") -> bodies.Failure:
-    """Return an error in the form of JSON bodies. `partition`: the partition of the key that the request names."""
+    """Return the JSON form of an error. `partition` is the partition of the key that the request names, or empty."""
     reason, message, metadata = describe(error)
     fields: dict[str, Any] = {"partition": partition} if partition else {}
     fields |= {name: int(value) if name in _NUMBERS else value for name, value in metadata.items() if value}
@@ -88,7 +88,7 @@ def failure_of(error: StoreError, partition: str = "") -> bodies.Failure:
 
 
 def absent_reply(partition: str) -> GatewayReply:
-    """Return the response to a read of an absent key."""
+    """Return the response to a read of a key that does not exist."""
     body = bodies.Failure(
         code=404, reason="ABSENT", message="the key is absent", outcome="refused", partition=partition
     )
@@ -96,8 +96,8 @@ def absent_reply(partition: str) -> GatewayReply:
 
 
 def wants_json(accept: str | None) -> bool:
-    """Return True if the Accept header names JSON before, or instead of, the raw bytes. Without the header the
-    response is raw bytes."""
+    """Return True if the Accept header prefers JSON to the raw bytes of the value. Without the header, the response
+    is raw bytes."""
     for part in (accept or "").lower().split(","):
         kind = part.partition(";")[0].strip()
         if kind in (JSON, RAW):
@@ -109,19 +109,19 @@ def wants_json(accept: str | None) -> bool:
 
 
 def record_headers(record: Record | tuple[Any, ...]) -> dict[str, str]:
-    """Return the headers of a record, or of the result of a META."""
+    """Return the headers that describe a record. `record` may also be the result of a META operation."""
     _, version, created, written_ms, expires_ms = record
     told_ = {"ETag": tag_of(version), "Kvstore-Created": str(created), "Kvstore-Written-Ms": str(written_ms)}
     return told_ | {"Kvstore-Expires-Ms": str(expires_ms)} if expires_ms else told_
 
 
 def tag_of(version: int) -> str:
-    """Return a version as an entity tag."""
+    """Return a version in the form of an HTTP entity tag."""
     return f'"{version}"'
 
 
 def item_of(record: Record | tuple[Any, ...], key: bytes | None, *, as_base64: bool, keys_only: bool = False) -> Item:
-    """Return a record in its JSON form. The record was read with its value, unless `keys_only`."""
+    """Return the JSON form of a record. The record must contain its value unless `keys_only` is True."""
     value, version, created, written_ms, expires_ms = record
     fields = {} if key is None else fields_of("key", key, as_base64=as_base64)
     if not keys_only:
@@ -134,7 +134,7 @@ def _old(record: Record | None, *, as_base64: bool) -> dict[str, Any]:
 
 
 def outcome_of(op: Op, result: Any, *, as_base64: bool) -> bodies.Outcome:
-    """Return the outcome of one operation."""
+    """Return the JSON form of the outcome of one operation of a batch."""
     if isinstance(result, StoreError):
         return bodies.Failed(failure_of(result))
     match op[0]:
@@ -178,18 +178,19 @@ def batch_reply(op: Op, results: Sequence[Any], *, as_base64: bool) -> GatewayRe
 def page_reply(
     found: Iterable[tuple[bytes, kv_pb2.Record]], next: str | None, *, as_base64: bool, keys_only: bool
 ) -> GatewayReply:
-    """Return the response with a page of a scan."""
+    """Return the response with one page of a scan. `next` is the token of the next page, or None after the last
+    page."""
     items = [item_of(fields_of_message(record), key, as_base64=as_base64, keys_only=keys_only) for key, record in found]
     return json_reply(bodies.Page(items, UNSET if next is None else next))
 
 
 def fields_of_message(record: kv_pb2.Record) -> tuple[bytes, int, int, int, int]:
-    """Return the fields of a record that was encoded as a message."""
+    """Return (value, version, …), the fields of a record that was encoded as a protobuf message."""
     return record.value, record.version, record.created, record.written_ms, record.expires_ms
 
 
 def change_of(partition: str, change: kv_pb2.Change, *, as_base64: bool, keys_only: bool) -> bodies.Change:
-    """Return one change in the form of a `change` event."""
+    """Return the JSON body of a `change` event."""
     item = None
     if change.HasField("record"):
         item = item_of(fields_of_message(change.record), None, as_base64=as_base64, keys_only=keys_only)

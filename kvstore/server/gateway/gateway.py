@@ -59,7 +59,7 @@ OWN_SITE = frozenset(("none", "same-origin"))
 """Values of Sec-Fetch-Site with which a browser may write: its user typed the address, or the page is from this
 server. A site is a registered domain, so `same-site` also covers other hosts and ports and is not enough."""
 JSON_BYTES_MAX = 2 << 20
-"""Maximum size of a JSON body in bytes, because it is parsed in one turn of the event loop."""
+"""Maximum size of a JSON body in bytes. The limit exists because a body is parsed in one turn of the event loop."""
 BODY_S, SEND_S = 30.0, 30.0
 """Time in seconds within which a body must arrive, and within which the client must take the response."""
 SHARE = 4
@@ -71,7 +71,7 @@ GONE = (ConnectionError, web.RequestPayloadError)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayCall:
-    """A request whose caller is known."""
+    """A request with the identity of its caller and its parsed parameters."""
 
     request: web.BaseRequest
     identity: UserIdentity
@@ -92,14 +92,14 @@ class GatewayCall:
 
 
 class Gateway:
-    """The gateway of one server. It serves until `close`."""
+    """Answers the HTTP requests of one server. It serves until `close`."""
 
     def __init__(
         self, env: Env, backend: Backend, server: str, feeds: Feeds, batches: BatchBudget,
         authenticator: HttpAuthenticator, connections_max: int, scans: ScanSlots | None = None,
     ) -> None:  # fmt: skip
-        """`batches`: the budget for reads of batches, shared by all endpoints. `connections_max`: the connection
-        limit of the HTTP port. `scans`: the slots for scans, shared by all endpoints."""
+        """`batches` is the memory budget for the reads of batches, and `scans` are the slots for scans; both are
+        shared by all endpoints. `connections_max` is the connection limit of the HTTP port."""
         self._env, self._backend, self._server, self._authenticator = env, backend, server, authenticator
         self._batches = batches
         self._watches = HttpWatches(feeds, authenticator)
@@ -124,12 +124,12 @@ class Gateway:
         }
 
     def close(self) -> None:
-        """Accept no more requests, and end the watches. Requests in flight end by themselves."""
+        """Refuse new requests and end all watches. Requests in flight continue to their end."""
         self._is_closing = True
         self._watches.close()
 
     def statistics(self) -> dict[str, Any]:
-        """Return the numbers for the metrics of the server."""
+        """Return the gateway's numbers for the server's metrics."""
         return {
             "http_request_s": self._histograms,
             "http_requests": self._capacity.requests,
@@ -138,7 +138,7 @@ class Gateway:
         }
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer a request below /v1/. The response has been sent when this returns."""
+        """Answer a request whose path is below /v1/. Returns after the response has been sent."""
         began = self._env.clock.now()
         path, query = requests.path_and_query(request.raw_path)
         route: Route | None = None
@@ -187,7 +187,8 @@ class Gateway:
         raise error
 
     async def _admitted(self, request: web.BaseRequest, route: Route) -> UserIdentity:
-        """Return the caller's identity. Raises NotAuthenticated, PermissionDenied, Overloaded."""
+        """Authenticate the caller, check the caller's permissions, and return the caller's identity. Raises
+        NotAuthenticated, PermissionDenied, Overloaded."""
         identity: UserIdentity | None = None
         try:
             identity = await self._authenticator.identify(request)
@@ -218,10 +219,11 @@ class Gateway:
             return reply._replace(headers={**reply.headers, **self._seal(token, asked.key)})
 
     def _seal(self, token: Mapping[str, int], key: bytes) -> dict[str, str]:
-        """Return headers with the session token and the partition's time, by the current ring.
+        """Return headers with the session token and the time of the key's partition.
 
-        The token names the latest ring that server or client knows. A partition that an older ring here does not have
-        may be in the client's ring, so its sequence is kept.
+        The token names the latest ring that the server or the client knows. If the server knows an older ring than the
+        client, it keeps the sequences of partitions that its ring does not have, because the client's ring may have
+        them.
         """
         ring, known_ring = self._backend.topology.ring, token.get(RING, 0)
         partition = ring.partition_of(key)
@@ -278,10 +280,11 @@ class Gateway:
         return reply._replace(headers=self._seal(call.token, op[1]))
 
     async def _in_time(self, call: GatewayCall, op: Op, backend: Submits, versions: Sequence[int] = ()) -> Any:
-        """Return the result within the timeout. A disconnect does not cancel the operation.
+        """Execute the operation and return its result. Raises an error at the timeout of the request. A disconnect of
+        the client does not cancel the operation.
 
-        `versions`: the condition accepts any of these versions. The leader is asked for one after the other under one
-        request id, because a refused attempt leaves nothing behind (docs/protocol.md P13).
+        `versions` are the versions that the condition accepts. If there are several, the gateway tries one after the
+        other under one request id, because a refused attempt has no effect (docs/protocol.md P13).
         """
         try:
             async with asyncio.timeout(call.timeout_ms / 1000):
@@ -380,7 +383,7 @@ class Gateway:
     # ── bodies ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _value(self, call: GatewayCall) -> bytes:
-        """Return the value that a request carries. Raises InvalidRequest, Overloaded."""
+        """Read and return the value that a request carries. Raises InvalidRequest, Overloaded."""
         if call.request.content_type != answers.JSON:
             return await self._body(call, VALUE_BYTES_MAX)
         read = bodies.read(await self._body(call, JSON_BYTES_MAX), bodies.ValueBody)
@@ -396,7 +399,7 @@ class Gateway:
         return b""
 
     async def _body(self, call: GatewayCall, most: int) -> bytes:
-        """Read the body, of at most `most` bytes, and check its size as it arrives. Raises InvalidRequest,
+        """Read and return the body. Its size is checked against `most` bytes as it arrives. Raises InvalidRequest,
         Overloaded."""
         request = call.request
         if encoding := request.headers.get("Content-Encoding"):
@@ -425,20 +428,20 @@ def _refuse_size(most: int, found: int) -> NoReturn:
 
 
 def _check_coding(request: web.BaseRequest) -> None:
-    """Raise InvalidRequest for a transfer coding that nothing here decodes: the encoded bytes would be stored as the
-    value (RFC 9112, 6.1)."""
+    """Raise InvalidRequest if the request has a transfer coding that the gateway cannot decode. Otherwise the
+    encoded bytes would be stored as the value (RFC 9112, 6.1)."""
     codings = [each.strip() for line in request.headers.getall("Transfer-Encoding", []) for each in line.split(",")]
     if [each.lower() for each in codings if each] not in ([], ["chunked"]):
         raise WithStatus(501, f"expected no Transfer-Encoding except chunked, got {', '.join(codings)[:60]!r}")
 
 
 def _call_of(route: Route) -> str:
-    """Return the name of the route in the audit log."""
+    """Return the name under which the audit log records the route."""
     return f"HTTP {route.method} {route.template}"
 
 
 def _route_of(path: str, request: web.BaseRequest) -> tuple[Route, str]:
-    """Return the route and the encoded key. Raises InvalidRequest."""
+    """Return the route of a request and the percent-encoded key from its path. Raises InvalidRequest."""
     found = routes.template_of(path)
     if found is None:
         raise WithStatus(404, f"expected a route of /v1/openapi.json, got {path[:60]!r}")
@@ -450,8 +453,8 @@ def _route_of(path: str, request: web.BaseRequest) -> tuple[Route, str]:
 
 
 def _is_wanted(asked: ParsedRequest, version: int) -> bool:
-    """Return True if a read must return the record. `version` 0: the key is absent. Raises ConditionFailed,
-    InvalidRequest."""
+    """Return True if a read must return the record, False if the client already has it. `version` is 0 if the key
+    does not exist. Raises ConditionFailed, InvalidRequest."""
     match_ = asked.given.get(routes.IF_MATCH.key)
     if match_ is not None:
         is_met = version > 0 if match_.strip() == "*" else version in requests.strong_versions_of(match_)
@@ -464,7 +467,7 @@ def _is_wanted(asked: ParsedRequest, version: int) -> bool:
 
 
 async def _send(request: web.BaseRequest, reply: GatewayReply) -> web.Response:
-    """Send a response. The request counts as in flight until the client has taken it."""
+    """Send a response and wait until the client has taken it. The request counts as in flight until then."""
     response = web.Response(
         status=reply.status,
         body=reply.body,

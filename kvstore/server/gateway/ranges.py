@@ -1,4 +1,4 @@
-"""Ranges of keys over all partitions: their number of keys, and their deletion in parts."""
+"""Operations on ranges of keys across all partitions: counting the keys, and deleting them in parts."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from kvstore.server.routing.keys import with_one_ring
 from kvstore.server.routing.scan_slots import ScanSlot
 
 AT_ONCE = 100
-"""Maximum number of deletes that one request has in flight."""
+"""Maximum number of deletes that one request has in flight at a time."""
 
 
 class _DeleteSink(Sink):
-    """Deletes that are submitted at once; the caller waits for all of them."""
+    """The sink of a group of deletes. The caller waits for all of them."""
 
     def __init__(self, backend: Backend, keys: Sequence[bytes]) -> None:
         self.given: asyncio.Future[list[Result | StoreError]] = asyncio.get_running_loop().create_future()
@@ -42,22 +42,22 @@ class _DeleteSink(Sink):
             self.given.set_result(self._results)
 
     def flush(self) -> None:
-        """Do nothing, because the last result wakes the caller."""
+        """Does nothing, because the last result wakes the caller."""
 
 
 class RangeDeletion(NamedTuple):
-    """The part of a range deletion that one request performs."""
+    """The range that one request deletes, and how far it may go."""
 
     bounds: Bounds
     cursor: str
-    """Empty: start at the first key."""
+    """The position at which to start. Empty for the first key of the range."""
     keys_max: int
 
 
 # docs/protocol.md M16
 async def count_range(backend: Backend, ask: Ask, bounds: Bounds, level: int, token: Mapping[str, int]) -> int:
-    """Return the number of keys, each partition's at the time when it is asked. A server that does not know the
-    client's ring yet reads that ring first, as for a scan. Raises StoreError."""
+    """Return the number of keys in the range. Each partition counts its keys when it is asked, so the number is no
+    snapshot. If the client knows a later ring than this server, the server reads that ring first. Raises StoreError."""
     known_ring = token.get(RING, 0)
 
     async def count(ring: Ring) -> int:
@@ -77,11 +77,12 @@ async def count_range(backend: Backend, ask: Ask, bounds: Bounds, level: int, to
 async def delete_range(
     backend: Backend, clock: Clock, wanted: RangeDeletion, place: ScanSlot, *, until: float, take: Callable[[int], None]
 ) -> tuple[int, str | None]:
-    """Delete keys of the range, each in the partition that owns it then, until `keys_max` keys are deleted or the time
-    `until` has come.
+    """Delete keys of the range until the range is finished, `keys_max` keys are deleted or the clock reaches `until`.
+    Each key is deleted in the partition that owns it at that moment.
 
-    Return the number of deleted keys and the cursor for the next request; None: the range is finished. `take` is called
-    with the number of bytes that are held. Raises StoreError: OutcomeUnknown once keys may have been deleted.
+    Return the number of deleted keys and the cursor for the next request, None if the range is finished. `take` is
+    called with the number of bytes that the deletion holds in memory. Raises StoreError, which is OutcomeUnknown if
+    some keys may already be deleted.
     """
     deleted = 0
     request = kv_pb2.PageRequest(

@@ -1,7 +1,7 @@
-"""HTTP requests → operations of the partition, checked. Decides only.
+"""Parses and checks HTTP requests, and converts them to operations of the partition. Decides only.
 
-A parameter that a route does not list is refused, so that `ttl` instead of `ttl_ms` does not create a key that lives
-forever. Keys are bytes: a path is used as received, percent-decoded once and never normalised.
+A parameter that the route does not list is refused. Otherwise a request with `ttl` instead of `ttl_ms` would create a
+key that never expires. Keys are bytes: a path is used as received, percent-decoded once and never normalised.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TAGS_MAX = 100
 """Maximum number of entity tags in one If-Match or If-None-Match, because they are parsed in one turn of the event
 loop."""
 RING = ""
-"""The name under which a token has the version of the ring."""
+"""The name under which a session token contains the version of the ring."""
 _INTEGER = re.compile(r"-?[0-9]{1,20}")
 _NAME = re.compile(r"[a-z0-9-]{0,63}")
 _TAG = re.compile(r'(W/)?"([!#-~\x80-\U0010ffff]*)"')
@@ -52,7 +52,7 @@ LISTS = ("If-Match", "If-None-Match")
 """Headers that may come in several lines, which form one list (RFC 9110, 5.3). For any other header, one of two
 lines would be ignored."""
 NEVER = NUMBER_MAX
-"""A version that no key has. A condition on it fails, and the error names the key's version."""
+"""A version that no key has. A condition on it always fails, and the error reports the key's actual version."""
 _VERSION_AT = {int(Code.PUT): 5, int(Code.DELETE): 3}
 """Index of the version condition in an operation."""
 _BAD_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
@@ -62,19 +62,20 @@ _CLIENT_DIGITS = 2 * CLIENT_BYTES
 
 
 class ParsedRequest(NamedTuple):
-    """A request, read by its route's table."""
+    """A request, parsed according to the table of its route."""
 
     route: Route
     key: bytes
     given: Mapping[str, Any]
-    """Parameters by their `key`. Parameters that were not given are missing."""
+    """The given parameters by their `key`. Parameters that the client did not send are missing."""
 
     def get(self, parameter: Parameter) -> Any:
         return self.given.get(parameter.key, parameter.default)
 
 
 def path_and_query(target: str) -> tuple[str, str]:
-    """Split the target of a request, as received. The target may begin with the server's name."""
+    """Split the target of a request into the path and the query. The target is used as received and may begin with
+    the server's name."""
     if not target.startswith("/"):
         target = "/" + target.partition("://")[2].partition("/")[2]
     path, _, query = target.partition("?")
@@ -158,7 +159,8 @@ def _shown(data: bytes) -> str:
 
 
 def token_of(text: str, name: str) -> dict[str, int]:
-    """Read a session token, or a position in the feeds: `p1=17,p2=9`. Raises InvalidRequest."""
+    """Parse a session token or a position in the feeds, such as `p1=17,p2=9`. Raises InvalidRequest, which calls the
+    text `name`."""
     found: dict[str, int] = {}
     for pair in text.split(",") if text.strip() else ():
         partition, equals, number = pair.strip().partition("=")
@@ -169,13 +171,13 @@ def token_of(text: str, name: str) -> dict[str, int]:
 
 
 def token_text(token: Mapping[str, int]) -> str:
-    """Return a token as text."""
+    """Return the text form of a session token."""
     return ",".join(f"{partition}={number}" for partition, number in sorted(token.items()))
 
 
 def request_of(asked: ParsedRequest) -> RequestId | None:
-    """Return the request id, by which a retry is applied once (docs/protocol.md P16), or None. Raises
-    InvalidRequest."""
+    """Return the request id, or None if the client sent none. A retry with the same request id is applied only once
+    (docs/protocol.md P16). Raises InvalidRequest."""
     text = asked.given.get(routes.REQUEST.key)
     if text is None:
         return None
@@ -198,7 +200,7 @@ def request_of(asked: ParsedRequest) -> RequestId | None:
 
 
 def conditions_of(asked: ParsedRequest) -> tuple[int, int]:
-    """Return (flags, version) of the condition of a mutation. Raises InvalidRequest."""
+    """Return the condition of a mutation as (flags, version). Raises InvalidRequest."""
     match_, none_match = (asked.given.get(each.key) for each in (routes.IF_MATCH, routes.IF_NONE_MATCH))
     if match_ is not None and none_match is not None:
         raise InvalidRequest("expected If-Match or If-None-Match, got both")
@@ -214,8 +216,8 @@ def conditions_of(asked: ParsedRequest) -> tuple[int, int]:
 
 
 def versions_of(asked: ParsedRequest) -> list[int]:
-    """Return the versions that If-Match accepts, the oldest first; [NEVER] if none of its tags is a version. Empty:
-    there is no such condition. Raises InvalidRequest."""
+    """Return the versions that If-Match accepts, the oldest first. The result is [NEVER] if none of the tags is a
+    version, and empty if there is no such condition. Raises InvalidRequest."""
     match_ = asked.given.get(routes.IF_MATCH.key)
     if match_ is None or match_.strip() == "*":
         return []
@@ -228,14 +230,15 @@ def versions_of(asked: ParsedRequest) -> list[int]:
 
 
 def with_version(op: Op, version: int) -> Op:
-    """Return the put or delete with a condition on this version."""
+    """Return the put or delete with the added condition that the key has this version."""
     at = _VERSION_AT[op[0]]
     return (*op[:at], version, *op[at + 1 :])
 
 
 def is_next(versions: Sequence[int], op: Op, found: int) -> bool:
-    """Return True if an operation that accepts one of `versions` must be tried with the version that the key was
-    found to have. It must be a later version: versions of a key rise, so each is tried at most once."""
+    """Return True if an operation that accepts one of `versions` must be tried again with the version `found`, which
+    the key turned out to have. That is the case only for a later version than the one just tried. Versions of a key
+    only increase, so each version is tried at most once."""
     return found in versions and found > op[_VERSION_AT[op[0]]]
 
 
@@ -252,7 +255,8 @@ def weak_versions_of(if_none_match: str) -> list[int]:
 
 
 def _tags_of(text: str, name: str) -> list[tuple[bool, int]]:
-    """Return (is_weak, version) of each entity tag of a list. Version 0: the tag is not a version."""
+    """Parse a list of entity tags and return (is_weak, version) for each. The version is 0 if the tag does not name
+    a version."""
     found, at = list[tuple[bool, int]](), 0
     while at < len(text):
         if text[at] in ", \t":  # a list may have empty elements
@@ -275,12 +279,12 @@ def _tags_of(text: str, name: str) -> list[tuple[bool, int]]:
 
 
 def read_op(asked: ParsedRequest, code: Code, level: int, sequence: int) -> Op:
-    """Return a get or a meta. Raises InvalidRequest."""
+    """Return the GET or META operation of a request. Raises InvalidRequest."""
     return _op(code, asked.key, b"", kv_pb2.Options(), None, level, sequence)
 
 
 def write_op(asked: ParsedRequest, value: bytes) -> Op:
-    """Return a mutation of one key. Raises InvalidRequest."""
+    """Return the mutation of one key that a request asks for. Raises InvalidRequest."""
     request, options = request_of(asked), kv_pb2.Options()
     match asked.route.name:
         case "put":
@@ -320,7 +324,7 @@ def _expiry(asked: ParsedRequest) -> tuple[int, int]:
 
 
 def _expiry_of(ttl_ms: int | None, expires_ms: int | None, *, keep: bool) -> tuple[int, int]:
-    """Return (expires_ms, flags)."""
+    """Return (expires_ms, flags) for a relative or absolute expiry. `keep` keeps the key's current expiry."""
     if (ttl_ms is not None) + (expires_ms is not None) + keep > 1:
         raise InvalidRequest("expected one of ttl_ms, expires_ms and keep_ttl, got more")
     if ttl_ms is not None:
@@ -338,7 +342,7 @@ def _op(
 
 
 def batch_of(asked: ParsedRequest, body: bytes) -> Op:
-    """Return an atomic batch. Raises InvalidRequest."""
+    """Return the atomic batch that a request asks for. Raises InvalidRequest."""
     read_ = bodies.read(body, bodies.BatchBody)
     check_batch_count(len(read_.operations))
     flags = int(Flag.INDEPENDENT) if read_.independent else 0
@@ -383,7 +387,7 @@ def _delta(delta: Any) -> int:
 
 
 def scan_of(asked: ParsedRequest, token: Mapping[str, int]) -> kv_pb2.ScanRequest:
-    """Return the request of one page of a scan. Raises InvalidRequest."""
+    """Return the request for one page of a scan. Raises InvalidRequest."""
     start, end = bounds_of(asked)
     if cursor := asked.given.get("cursor", ""):
         start, end, _ = _forwards(Bounds(start, end).rest(cursor))
@@ -407,8 +411,8 @@ def bounds_of(asked: ParsedRequest) -> Bounds:
 
 
 def deletion_of(asked: ParsedRequest) -> RangeDeletion:
-    """Return the range deletion that a request asks for. Raises InvalidRequest if the request is malformed, or if it
-    names no range: an empty range would delete every key."""
+    """Return the range deletion that a request asks for. Raises InvalidRequest if the request is malformed or names
+    no range. Without this check, a request without a range would delete every key."""
     bounds, cursor = bounds_of(asked), asked.given.get("cursor", "")
     if bounds == Bounds(b"", b""):
         raise InvalidRequest(
@@ -420,7 +424,8 @@ def deletion_of(asked: ParsedRequest) -> RangeDeletion:
 
 
 def _forwards(rest: PageToken) -> PageToken:
-    """Raise InvalidRequest for the token of a backward scan, which another endpoint issued."""
+    """Check the page token of a scan. Raises InvalidRequest if it belongs to a backward scan, which only another
+    endpoint offers."""
     if rest.reverse:
         raise InvalidRequest("expected a cursor of a forward scan, got one of a backward scan")
     return rest

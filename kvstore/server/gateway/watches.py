@@ -38,7 +38,7 @@ STOPS = "the node is stopping; continue at another node after the last id"
 
 
 class _OpenWatch:
-    """An open watch."""
+    """A watch that is being served."""
 
     __slots__ = ("check", "refused", "timeout")
 
@@ -54,7 +54,7 @@ class _OpenWatch:
 
 
 class HttpWatches:
-    """The watches over HTTP of one server."""
+    """The watches that one server serves over HTTP."""
 
     def __init__(self, feeds: Feeds, authenticator: HttpAuthenticator) -> None:
         self._feeds = feeds
@@ -62,7 +62,7 @@ class HttpWatches:
         self._forget = authenticator.on_change(self._recheck)
 
     def close(self) -> None:
-        """End all watches. Their clients continue at other nodes."""
+        """End all watches. Their clients reconnect to other nodes."""
         self._forget()
         for each in list(self._open):
             each.end(Unavailable(STOPS))
@@ -75,8 +75,9 @@ class HttpWatches:
         check: Callable[[], None],
         note: Callable[[StoreError], None],
     ) -> web.StreamResponse:
-        """Send changes until the client disconnects. `check` raises once the user may no longer see them, and `note`
-        is called with that error. Raises StoreError if nothing has been sent yet."""
+        """Send changes until the client disconnects. `check` must raise an error once the user may no longer see the
+        changes; the watch then ends, and `note` is called with that error. Raises StoreError only if nothing has
+        been sent yet."""
         stream, opened = EventStream(request, asked), _OpenWatch(check)
         self._open[opened] = None
         try:
@@ -100,7 +101,7 @@ class HttpWatches:
         return stream.response
 
     def _recheck(self) -> None:
-        """Apply the new access table: end watches that are no longer allowed."""
+        """Apply a new access table: end the watches that are no longer allowed."""
         for opened in list(self._open):
             try:
                 opened.check()
@@ -109,7 +110,7 @@ class HttpWatches:
 
 
 class EventStream:
-    """The messages of one watch as events. The response headers are sent with the first event."""
+    """Writes the messages of one watch as server-sent events. The response headers are sent with the first event."""
 
     def __init__(self, request: web.BaseRequest, asked: ParsedRequest) -> None:
         headers = {**answers.COMMON, "Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
@@ -121,7 +122,7 @@ class EventStream:
         self._position: dict[str, int] = {}
 
     async def write(self, message: kv_pb2.WatchResponse) -> None:
-        """Write the events of a message, and return when the network can take more. Raises ConnectionError."""
+        """Write the events of a message, and return when the network can accept more. Raises ConnectionError."""
         if not self.is_begun:
             self.is_begun = True
             await self.response.prepare(self._request)
@@ -144,7 +145,7 @@ class EventStream:
         return None
 
     async def fail(self, error: StoreError) -> None:
-        """Send the reason for the end, or abort the connection if the client reads nothing."""
+        """Send the reason why the watch ends. If the client reads nothing, abort the connection."""
         try:
             async with asyncio.timeout(END_S):
                 await self.response.write(_event("error", answers.error_reply(error).body, ""))

@@ -1,4 +1,4 @@
-"""Administration of users, roles and rights: messages ↔ changes of the access table."""
+"""Administration of users, roles and rights. Converts messages to changes of the access table and back."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class AccessAdmin:
     def __init__(
         self, store: MetadataStore, access: Access, date_ms: Callable[[], int], passed_ms: Callable[[], int]
     ) -> None:
-        """`date_ms`: returns the time at which a new token begins to live. `passed_ms`: returns the time by which
-        other tokens have expired."""
+        """`date_ms` returns the time at which a new token becomes valid. `passed_ms` returns the time by which other
+        tokens count as expired. Both are in milliseconds."""
         self._store, self._access, self._here = store, AccessStore(store), access
         self._date_ms, self._passed_ms = date_ms, passed_ms
 
@@ -54,7 +54,7 @@ class AccessAdmin:
 
 
 def change_of(request: admin_pb2.ChangeAccessRequest, now_ms: int, passed_ms: int) -> Change:
-    """Return the requested change. Raises InvalidRequest."""
+    """Return the change that a request asks for. Raises InvalidRequest."""
     match request.WhichOneof("change"):
         case "switch_on":
             return Switch(request.switch_on)
@@ -87,7 +87,7 @@ def change_of(request: admin_pb2.ChangeAccessRequest, now_ms: int, passed_ms: in
 
 
 def response_of(table: AccessTable) -> admin_pb2.AccessResponse:
-    """Return the table as a message, without hashes."""
+    """Return the access table as a message. The message contains no hashes."""
     response = admin_pb2.AccessResponse(on=table.is_on)
     for user in table.users:
         response.users.add(name=user.name, has_password=bool(user.password), roles=user.roles)

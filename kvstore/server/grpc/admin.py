@@ -1,4 +1,4 @@
-"""The Admin service: the requests of operators, answered from the node itself and from the cluster's metadata."""
+"""The Admin service. It answers requests of operators from the node itself and from the cluster's metadata."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DRAIN_TIMEOUT_S = 30.0
 
 
 class AdminSource(RingSource, Protocol):
-    """The node behind the service. Implemented by kvstore.server.app.Node."""
+    """The node that the service reports on. Implemented by kvstore.server.app.Node."""
 
     log_output: Output
 
@@ -48,7 +48,7 @@ class AdminSource(RingSource, Protocol):
     def version(self) -> str: ...
     @property
     def zookeeper(self) -> str:
-        """The connection string that the node was given."""
+        """The connection string of the metadata store, as configured."""
         ...
 
     @property
@@ -56,15 +56,15 @@ class AdminSource(RingSource, Protocol):
     @property
     def is_draining(self) -> bool: ...
     def replicas(self) -> Mapping[PartitionId, Mapping[str, Any]]:
-        """Return the numbers of each local replica."""
+        """Return the statistics of each local replica."""
         ...
 
     def statistics(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return numbers by part of the node."""
+        """Return the statistics of each part of the node."""
         ...
 
     async def drain(self) -> list[PartitionId]:
-        """Hand over the leadership of all partitions and take no more. Returns the partitions that were led."""
+        """Hand over all leaderships and accept no new ones. Returns the partitions that were led."""
         ...
 
     async def undrain(self) -> bool:
@@ -82,7 +82,8 @@ class AdminSource(RingSource, Protocol):
 
 
 class Admin(admin_pb2_grpc.AdminServicer):
-    """`kvstore.v1.Admin`. Its methods raise StoreError; kvstore/server/grpc/audit.py turns errors into statuses."""
+    """The gRPC service `kvstore.v1.Admin`. Its methods raise StoreError, which kvstore/server/grpc/audit.py converts
+    to gRPC statuses."""
 
     def __init__(self, env: Env, source: AdminSource, backend: Backend) -> None:
         self._source = source
@@ -233,7 +234,8 @@ class Admin(admin_pb2_grpc.AdminServicer):
         return response
 
     async def _read(self, work: Callable[[], Awaitable[T]], context: Context) -> T:
-        """Run `work`, which reads much of the metadata store, if there is a free slot."""
+        """Run `work`, which reads much of the metadata store, in one of few slots. Raises Overloaded if no slot is
+        free."""
         with self._reads.place(context):
             return await work()
 
@@ -297,7 +299,7 @@ async def _drain(source: AdminSource, timeout_s: float) -> admin_pb2.DrainRespon
 
 
 def numbers(tree: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of nested mappings under dotted names. Other values are skipped. Decides only."""
+    """Flatten nested mappings into numbers with dotted names. Values that are no numbers are skipped. Decides only."""
     found: dict[str, float] = {}
     for name, value in tree.items():
         if isinstance(value, Mapping):

@@ -1,5 +1,5 @@
-"""Auditing of the admin service. Changes go through AdminChanges (kvstore/server/access/changes.py), and each other
-call leaves a line in the audit log when it ends. Errors of the service become gRPC statuses here."""
+"""Audits the calls of the admin service. Changes go through AdminChanges (kvstore/server/access/changes.py). Every
+other call leaves a line in the audit log when it ends. Errors of the service are converted to gRPC statuses here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from kvstore.server.access.changes import DONE, UNKNOWN, AdminChanges
 ARGUMENTS_MAX = 500
 """Maximum number of characters of the arguments in a line."""
 ASKED_BYTES_MAX = 16 << 10
-"""Maximum size in bytes of a request whose arguments are written. Of a larger request only the size is written."""
+"""Maximum size in bytes of a request whose arguments are written to the log. For a larger request, only its size is
+written."""
 _READS = frozenset(
     each.name
     for each in admin_pb2.DESCRIPTOR.services_by_name["Admin"].methods
@@ -74,7 +75,7 @@ class AuditedCalls:
         self._now, self._audit, self._changes, self._caller = now, audit, changes, caller
 
     def audited(self, method: str, behaviour: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        """Return the method as gRPC calls it. `behaviour` raises StoreError."""
+        """Return the audited method in the form that gRPC calls. `behaviour` may raise StoreError."""
 
         async def answer(request: Any, context: Any) -> Any:
             by = CallAuthor(self._caller() or who(context), caller_of(context))
@@ -109,7 +110,7 @@ class AuditedCalls:
 
 
 def is_change(method: str, request: Any) -> bool:
-    """Return True if the call changes the node or the cluster, False if it only shows something."""
+    """Return True if the call changes the node or the cluster, False if it only reads."""
     if isinstance(request, admin_pb2.LogLevelRequest):
         return bool(request.logger or request.level)
     if isinstance(request, admin_pb2.ChangeRingRequest):
@@ -118,7 +119,8 @@ def is_change(method: str, request: Any) -> bool:
 
 
 def arguments_of(request: Any) -> str:
-    """Return a request's arguments on one line. Writing megabytes of them would block the event loop for a second."""
+    """Return a request's arguments on one line. The length is limited, because formatting megabytes would block the
+    event loop for a second."""
     if request.ByteSize() > ASKED_BYTES_MAX:
         return f"… {request.ByteSize()} bytes"
     if isinstance(request, admin_pb2.ChangeAccessRequest):
@@ -128,7 +130,7 @@ def arguments_of(request: Any) -> str:
 
 
 def without_hash(request: admin_pb2.ChangeAccessRequest) -> admin_pb2.ChangeAccessRequest:
-    """Return the request without the hash of a password or a token."""
+    """Return a copy of the request without the hash of a password or a token."""
     shown = admin_pb2.ChangeAccessRequest()
     shown.CopyFrom(request)
     for name in ("add_user", "set_password"):

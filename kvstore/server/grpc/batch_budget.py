@@ -1,8 +1,8 @@
-"""The budget for what batches, and single writes that return the previous record, read at a time over gRPC. Decides
-only.
+"""Limits the memory for data that batches read, and that single writes read if they return the previous record, over
+gRPC. Decides only.
 
-Their results are held by the leader until its entry is on disk, and by the endpoint until they are sent. The size is
-known only then, and a write cannot be repeated. So the maximum is reserved before such an operation begins.
+The leader holds the results until its entry is on disk, and the endpoint holds them until they are sent. Their size is
+known only then, and a write cannot be repeated. Therefore the maximum size is reserved before such an operation begins.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _RETURN_OLD = int(Flag.RETURN_OLD)
 
 
 class BatchBudget:
-    """The budget of a server, shared by all callers."""
+    """The budget of one server, shared by all callers."""
 
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
         self.bytes = 0
         self._bytes_max = bytes_max
 
     def sink(self, op: Op, sink: Sink) -> Sink:
-        """Return the sink that takes the result of a batch or a write on behalf of `sink`. Raises Overloaded if the
-        budget is used up."""
+        """Reserve bytes for a batch or a write, and return a sink that passes the result to `sink` and frees the
+        bytes. Raises Overloaded if the budget is used up."""
         size = read_bytes(op)
         if not size:
             return sink
@@ -40,7 +40,7 @@ class BatchBudget:
 
 
 class BudgetedBackend:
-    """A backend for operations that are submitted one by one, with the budget applied to each."""
+    """A backend that applies the budget to operations that are submitted one by one."""
 
     def __init__(self, backend: Backend, budget: BatchBudget) -> None:
         self._backend, self._budget = backend, budget
@@ -59,7 +59,7 @@ class BudgetedBackend:
 
 
 class _BudgetedSink(Sink):
-    """Returns the reserved bytes when the operation has ended, whether its caller still waits or not."""
+    """Frees the reserved bytes when the operation has ended, even if its caller no longer waits."""
 
     __slots__ = ("_budget", "_sink", "_size")
 

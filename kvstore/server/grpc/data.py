@@ -50,7 +50,7 @@ class DataSource(PinsSource, Protocol):
 
 
 class Data(data_pb2_grpc.DataServicer):
-    """The gRPC service `kvstore.v1.Data`."""
+    """The gRPC service `kvstore.v1.Data`: pins, and reads at pinned positions."""
 
     def __init__(self, env: Env, source: DataSource) -> None:
         self._env, self._source = env, source
@@ -107,7 +107,7 @@ class Data(data_pb2_grpc.DataServicer):
             self._streams -= 1
 
     async def pages(self, request: data_pb2.ReadPinnedRequest) -> AsyncIterator[data_pb2.PinnedPage]:
-        """Yield the pages of a pinned read. Raises StoreError."""
+        """Yield the pages of a read at a pinned position. Raises StoreError."""
         held, state = await self._held(request)
         try:
             scan = scan_of(held, request)
@@ -125,7 +125,7 @@ class Data(data_pb2_grpc.DataServicer):
             raise Unavailable(f"partition {request.partition}: {error}") from error
 
     async def _slice(self, scan: PinnedScan) -> bool:
-        """Read for one slice. Return True if a page is ready to be sent."""
+        """Read for one time slice. Return True if a page is ready to be sent."""
         clock = self._env.clock
         async with self._turn:
             until = clock.now() + (SLICE_STARVED_S if self._env.starved() >= STARVED_FULL else SLICE_S)
@@ -135,7 +135,8 @@ class Data(data_pb2_grpc.DataServicer):
         return is_ready
 
     async def _held(self, request: data_pb2.ReadPinnedRequest) -> tuple[PinnedView, ReplicaState]:
-        """Return the pinned state, once the local replica has reached its position."""
+        """Return the pinned view and its replica's state, after waiting until the local replica has reached the
+        pinned position. Raises NoSuchPin, NotCaughtUp."""
         partition = PartitionId(request.partition)
         position = Position(LedgerId(request.ledger), EntryId(request.entry))
         until = self._env.clock.now() + CATCH_UP_S

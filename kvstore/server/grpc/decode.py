@@ -1,4 +1,4 @@
-"""Operations in gRPC messages → operations of the partition, checked. Decides only."""
+"""Checks the operations in gRPC messages and converts them to operations of the partition. Decides only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvstore.ring.hashing import TOKENS
 OPERATIONS_MAX = 8_192
 """Maximum number of operations in one lane."""
 NUMBER_MAX = (1 << 62) - 1
-"""Maximum of every count and time. The sum of two of them still fits what is stored."""
+"""Maximum of every count and time. The sum of two such numbers can still be stored."""
 SCAN_KEYS_MAX = 10_000
 """Maximum and default number of keys in one page."""
 TOKEN_MAX = TOKENS - 1
@@ -28,8 +28,8 @@ _LEVELS = frozenset(int(level) for level in Level)
 
 
 def ops_of(lane: kv_pb2.Lane | compact.CompactLane) -> list[Op | StoreError]:
-    """Return the lane's operations; an operation that is malformed is replaced by its error. Raises InvalidRequest
-    if the columns have different lengths."""
+    """Return the operations of a lane. In place of a malformed operation, the list contains its error. Raises
+    InvalidRequest if the columns of the lane have different lengths."""
     codes, keys = list(lane.codes), list(lane.keys)
     count = len(codes)
     values: Sequence[bytes] = list(lane.values) or [b""] * count
@@ -67,7 +67,7 @@ def ops_of(lane: kv_pb2.Lane | compact.CompactLane) -> list[Op | StoreError]:
 
 
 def _are_small(keys: Sequence[bytes], values: Sequence[bytes]) -> bool:
-    """Return True if every key and value of a lane is within its limits. It takes three passes in C."""
+    """Return True if every key and value of a lane is within its limit. This takes three fast passes."""
     sizes = list(map(len, keys))
     return bool(sizes) and min(sizes) > 0 and max(sizes) <= KEY_BYTES_MAX and max(map(len, values)) <= VALUE_BYTES_MAX
 
@@ -77,7 +77,7 @@ def _request(client: bytes, sequence: int, first: int, seen: int) -> RequestId |
 
 
 def request_id(message: kv_pb2.RequestId) -> RequestId | None:
-    """Return the request id of a unary request, or None. Raises InvalidRequest."""
+    """Return the request id of a unary request, or None if it has none. Raises InvalidRequest."""
     if not message.sequence:
         return None
     if len(message.client) != CLIENT_BYTES:
@@ -87,13 +87,13 @@ def request_id(message: kv_pb2.RequestId) -> RequestId | None:
 
 
 def check_numbers(*numbers: int) -> None:
-    """Raise InvalidRequest for a number that is too large to be stored."""
+    """Raise InvalidRequest if a number exceeds NUMBER_MAX."""
     if max(numbers) > NUMBER_MAX:
         raise InvalidRequest(f"expected numbers of at most {NUMBER_MAX}, got {max(numbers)}")
 
 
 def check_level(level: int) -> None:
-    """Raise InvalidRequest for an unknown level."""
+    """Raise InvalidRequest if the consistency level is unknown."""
     if level not in _LEVELS:
         raise InvalidRequest(f"expected a level from 0 to {max(_LEVELS)}, got {level}")
 
@@ -101,7 +101,7 @@ def check_level(level: int) -> None:
 def op_or_error(
     code: int, key: bytes, value: bytes, options: kv_pb2.Options, request: RequestId | None, level: int, token: int
 ) -> Op | StoreError:
-    """Return an operation, or its error."""
+    """Return one operation, or the error if it is malformed."""
     try:
         check_operation_sizes(code, key, value)
         return _op(code, key, value, options, request, level, token)
@@ -110,7 +110,7 @@ def op_or_error(
 
 
 def check_operation_sizes(code: int, key: bytes, value: bytes) -> None:
-    """Raise InvalidRequest if the key or value has a size that is not allowed."""
+    """Raise InvalidRequest if the key or the value has an invalid size."""
     if not key and code not in KEYLESS:
         raise InvalidRequest("expected a key of at least 1 byte, got an empty key")
     # a scan that continues after a key starts at that key and a zero byte
@@ -121,13 +121,15 @@ def check_operation_sizes(code: int, key: bytes, value: bytes) -> None:
 
 
 def check_batch_count(count: int) -> None:
-    """Check the number of operations before any of them is decoded. Raises InvalidRequest."""
+    """Raise InvalidRequest if a batch has an invalid number of operations. Call this before any operation is
+    decoded."""
     if not 0 < count <= BATCH_OPS_MAX:
         raise InvalidRequest(f"expected 1 to {BATCH_OPS_MAX} operations in a batch, got {count}")
 
 
 def batch_op(operations: Sequence[kv_pb2.Operation], flags: int, request: RequestId | None) -> Op:
-    """Return an atomic batch. A batch that can change nothing has no request id. Raises InvalidRequest."""
+    """Return an atomic batch. The request id is dropped if no operation of the batch can change anything. Raises
+    InvalidRequest."""
     check_batch_count(len(operations))
     ops = tuple(map(_op_in_batch, operations))
     size = sum(map(size_of, ops))

@@ -1,4 +1,4 @@
-"""Results of the partition → the columns of Answers. Decides only."""
+"""Converts results of the partition to the columns of Answers messages. Decides only."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class AnswerColumns:
         self.failures: dict[StoreError, kv_pb2.Failure] = {}
 
     def fail(self, number: int, error: StoreError) -> None:
-        """Note that the operation of this number failed."""
+        """Add the error of the operation with this number."""
         reported = self.failures.get(error)
         if reported is None:
             reported = self.failures[error] = failure(error, [])
@@ -57,7 +57,7 @@ class AnswerColumns:
         return len(self.numbers) + len(self.found) + len(self.absent) + len(self.results) + failed
 
     def brief_or_message(self) -> compact.CompactAnswers[Record] | kv_pb2.Answers:
-        """Return the columns in the form for streams without gRPC."""
+        """Return the columns as a compact message, which streams without gRPC use, or as a protobuf message."""
         if self.results or self.failures:
             return self.message()
         return compact.CompactAnswers(0, [], self.numbers, self.versions, self.found, self.records, self.absent)
@@ -79,8 +79,8 @@ class AnswerColumns:
 
 
 def append_part(answers: kv_pb2.Answers, part: kv_pb2.Answers) -> None:
-    """Append one message to another. If only one of them has expiries, the other gets a zero for each of its reads,
-    because otherwise expiries would be assigned to other keys."""
+    """Append the message `part` to `answers`. If only one of them has expiries, the other gets a zero for each of
+    its reads; otherwise expiries would be assigned to the wrong keys."""
     if answers.expiries_ms or part.expiries_ms:
         for each in (answers, part):
             each.expiries_ms.extend([0] * (len(each.found) - len(each.expiries_ms)))
@@ -88,8 +88,8 @@ def append_part(answers: kv_pb2.Answers, part: kv_pb2.Answers) -> None:
 
 
 class Outbox:
-    """The results that a stream has still to send. Several results share a message; values and errors above
-    MESSAGE_BYTES begin another one."""
+    """The results that a stream still has to send. Several results share a message. When values and errors exceed
+    MESSAGE_BYTES, another message begins."""
 
     def __init__(self) -> None:
         self._full: deque[AnswerColumns] = deque()
@@ -102,8 +102,9 @@ class Outbox:
     def add_all(
         self, first: int, ops: list[Op], done: list[tuple[int, Result | StoreError]], bytes_max: int, full: StoreError
     ) -> None:
-        """Add results of operations. `done` has each result with its place among `ops`; its number in the message is
-        `first` plus that place. Reads end with the error `full` while `bytes_max` bytes of values wait."""
+        """Add results of the operations `ops`. Each item of `done` has the index of an operation in `ops` and its
+        result. The number of the result in the message is `first` plus the index. While `bytes_max` bytes of values
+        wait to be sent, reads fail with the error `full`."""
         self.count += len(done)
         columns = self._open
         places, results = zip(*done, strict=True)
@@ -155,7 +156,7 @@ class Outbox:
         return not self.count
 
     def take(self) -> AnswerColumns:
-        """Return the columns of the next message. At least one result must be waiting."""
+        """Remove and return the columns of the next message. At least one result must be waiting."""
         columns = self._full.popleft() if self._full else self._open
         if columns is self._open:
             self._open = AnswerColumns()
@@ -165,8 +166,9 @@ class Outbox:
 
 
 def check_answer(message: kv_pb2.BatchResponse | kv_pb2.Answers) -> None:
-    """Raise OutcomeUnknown for an answer that is larger than a message, because gRPC would report the call as
-    refused. If necessary, errors with the same reason are merged first: a refused operation is not unknown."""
+    """Raise OutcomeUnknown if the answer is larger than a message may be, because gRPC would report the call as
+    refused. Before that, errors with the same reason are merged, because a refused operation must not be reported as
+    unknown."""
     if message.ByteSize() > MESSAGE_BYTES_MAX and isinstance(message, kv_pb2.Answers):
         _gather_failures(message)
     if (size := message.ByteSize()) > MESSAGE_BYTES_MAX:
@@ -202,7 +204,7 @@ def record_message(record: tuple[bytes, int, int, int, int]) -> kv_pb2.Record:
 
 
 def result_message(op: Op, result: Result | StoreError) -> kv_pb2.Result:
-    """Return the complete result of one operation, as batches and rare operations carry it."""
+    """Return the complete result of one operation as a message. Batches and rare operations use this form."""
     if result.__class__ is int and op[0] in VERSIONED:
         return kv_pb2.Result(version=result)
     if isinstance(result, StoreError):

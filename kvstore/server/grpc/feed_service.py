@@ -46,9 +46,9 @@ CALLS_MAX = 256
 """Maximum number of concurrent calls of Changes. Further calls are refused."""
 KEPT_MAX = 64
 KEPT_S = 30.0
-"""Seconds for which a reader's position is kept for its next call, so that it need not be searched again."""
+"""Seconds for which the position of a reader is kept for its next call, so that it need not be looked up again."""
 WORK_S = 1.0
-"""Seconds after which a page without matching changes ends. Its `next` has advanced."""
+"""Seconds after which a page without matching changes is returned. Its `next` has advanced."""
 HOLD_MAX_MS = 7 * 24 * 3_600_000
 HOLDS_MAX = 256
 """Maximum number of names of holds on one partition's log, because each is a znode there."""
@@ -58,14 +58,14 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class ReaderPosition(NamedTuple):
-    """A reader's position, and the event that signals news."""
+    """A reader's position, and an event that signals new entries."""
 
     cursor: FeedCursor
     news: asyncio.Event
 
 
 class FeedService(feed_pb2_grpc.FeedServicer):
-    """The gRPC service `kvstore.v1.Feed`."""
+    """The gRPC service `kvstore.v1.Feed`: positions, pages of changes, and holds on logs."""
 
     def __init__(self, env: Env, backend: Backend, feeds: Feeds, store: MetadataStore) -> None:
         self._env, self._backend, self._feeds = env, backend, feeds
@@ -79,7 +79,7 @@ class FeedService(feed_pb2_grpc.FeedServicer):
         self._surveys, self._holding = Few("calls of Positions"), Few("calls of Hold")
 
     def close(self) -> None:
-        """Release the kept positions, which end with the feeds."""
+        """Release the kept positions. The feeds close them when they end."""
         if self._sweep is not None:
             self._sweep.cancel()
         self._kept.clear()
@@ -278,8 +278,8 @@ class FeedService(feed_pb2_grpc.FeedServicer):
     async def _in_each(
         self, partitions: Sequence[PartitionId], work: Callable[[PartitionId], Coroutine[Any, Any, None]]
     ) -> None:
-        """Do the work for all partitions, AT_ONCE at a time, because each takes several round trips and the caller
-        waits for all. Raises the error of the first partition in which it failed."""
+        """Do `work` for all partitions, at most AT_ONCE at a time, because each takes several round trips and the
+        caller waits for all of them. Raises the error of the first partition that failed."""
         slots = asyncio.Semaphore(AT_ONCE)
         failures: dict[PartitionId, StoreError] = {}
 
@@ -302,7 +302,7 @@ class FeedService(feed_pb2_grpc.FeedServicer):
             raise failures[min(failures)]
 
     async def _check_hold_names(self, hold: str, partition: PartitionId) -> None:
-        """Raise Overloaded if this hold would be one name too many."""
+        """Raise Overloaded if this hold would exceed the maximum number of hold names."""
         pins = await self._pins.names(partition)
         others = {each.rpartition("@")[0] for each in pins if each.startswith(FEED_PIN)} - {f"{FEED_PIN}{hold}"}
         if len(others) >= HOLDS_MAX:
@@ -314,7 +314,8 @@ class FeedService(feed_pb2_grpc.FeedServicer):
     async def _move_hold(
         self, hold: str, partition: PartitionId, after: int, deadline_ms: int, is_wanted: bool
     ) -> None:
-        """Hold the entries after `after`, and release holds of this name with earlier deadlines."""
+        """Hold the log's entries after the sequence `after`, and release earlier holds of the same name, which have
+        earlier deadlines."""
         name = _pin_name(hold, deadline_ms)
         if is_wanted:
             ledger = await self._ledger_behind(partition, after)
@@ -325,8 +326,8 @@ class FeedService(feed_pb2_grpc.FeedServicer):
         await self._release(hold, partition, but=name if is_wanted else "")
 
     async def _prolong(self, hold: str, partition: PartitionId, deadline_ms: int, *, is_new: bool) -> None:
-        """Prolong the hold on a partition that the reader does not know yet: held entries stay held, and all entries
-        of a new partition are held."""
+        """Extend the hold on a partition for which the reader has no position yet. Entries that are already held
+        stay held. If the partition is new, all of its entries are held."""
         name = _pin_name(hold, deadline_ms)
         old = [pin.ledger for _, pin in await self._pins.all(partition, _pin_name(hold))]
         if old or is_new:
@@ -339,7 +340,7 @@ class FeedService(feed_pb2_grpc.FeedServicer):
                 await self._pins.release(partition, each)
 
     async def _ledger_behind(self, partition: PartitionId, after: int) -> LedgerId | None:
-        """Return the ledger of the position after `after`, or None if nothing has been logged yet."""
+        """Return the ledger that contains the position after `after`, or None if nothing has been logged yet."""
         place = await self._feeds.cursor(partition, after, Interest(), lambda: None)
         ledger = place.position.ledger
         await self._feeds.drop(place)
@@ -354,7 +355,7 @@ class FeedService(feed_pb2_grpc.FeedServicer):
 
 
 def _check_partitions(named: Iterable[str], ring: Ring) -> None:
-    """Raise InvalidRequest for a partition that the ring does not know. Otherwise its name would be looked up in the
+    """Raise InvalidRequest if a partition is not in the ring. Without this check, its name would be looked up in the
     metadata store, and a tail that fails there ends the process."""
     for each in sorted(named):
         if each not in ring.partitions and each not in ring.retired:
@@ -362,13 +363,14 @@ def _check_partitions(named: Iterable[str], ring: Ring) -> None:
 
 
 def _pin_name(hold: str, deadline_ms: int | None = None) -> str:
-    """Return the name of a pin. Without a deadline: the prefix of all pins of the hold."""
+    """Return the name of a hold's pin with this deadline, or the common prefix of all of the hold's pins if there is
+    no deadline."""
     return f"{FEED_PIN}{hold}@{'' if deadline_ms is None else deadline_ms}"
 
 
 def _seen_outside(error: StoreError) -> StoreError:
-    """Return the error for the client. An error of the metadata store becomes Unavailable, and its text, which names
-    servers and users of the metadata store, goes only to the log."""
+    """Return the error to send to the client. An error of the metadata store is replaced by Unavailable, and its
+    text goes only to the log, because it may name servers and users of the metadata store."""
     if not isinstance(error, MetadataError):
         return error
     log.info("a feed call failed: %s", error)

@@ -1,4 +1,5 @@
-"""The KV service: gRPC messages ↔ operations of the server. It makes no decisions about data."""
+"""The KV service. Converts gRPC messages to operations of the server and results to messages. It makes no decisions
+about data."""
 
 from __future__ import annotations
 
@@ -72,7 +73,7 @@ class KV(kv_pb2_grpc.KVServicer):
         self._topologies = Topologies(backend, env.clock, server, cluster)
 
     def close(self) -> None:
-        """Stop following the topology. Calls that wait for a change of it end with the server."""
+        """Stop following the topology. Calls that wait for a change of the topology end when the server stops."""
         self._topologies.close()
 
     async def Get(self, request: kv_pb2.GetRequest, context: Context) -> kv_pb2.GetResponse:
@@ -231,8 +232,9 @@ class KV(kv_pb2_grpc.KVServicer):
 
     # docs/protocol.md P12
     def _check_cluster(self, frame: kv_pb2.Frame) -> None:
-        """Raise Unavailable for a frame that is meant for another cluster's server, which listened here before: its
-        partitions have the same names. A server that does not know its own cluster refuses nothing."""
+        """Raise Unavailable if a frame is meant for a server of another cluster that used this address before. The
+        partitions of that cluster have the same names. A server that does not know the id of its own cluster accepts
+        every frame."""
         if self._cluster:
             check_cluster(frame.cluster, self._cluster)
 
@@ -242,13 +244,15 @@ class KV(kv_pb2_grpc.KVServicer):
         return {"progress": progress, "ring_version": ring.routed}
 
     def _budgeted(self, flags: int) -> Submits | None:
-        """Return the backend for a write that returns the previous record; None for any other write."""
+        """Return a backend with the batch budget for a write that returns the previous record, or None for any other
+        write."""
         if not flags & Flag.RETURN_OLD:
             return None
         return BudgetedBackend(self._guarded(self._backend), self._sessions.batches)
 
     async def _in_time(self, op: Op, ring_version: int, context: Context, backend: Submits | None = None) -> Result:
-        """Return the result. gRPC cancels a call at its deadline; a call without a deadline gets the default one."""
+        """Execute an operation and return its result. gRPC cancels a call at its deadline; a call without a deadline
+        gets the default one."""
         now = self._env.clock.now
         begun, backend = now(), backend or self._guarded(self._backend)
         try:
@@ -264,7 +268,7 @@ class KV(kv_pb2_grpc.KVServicer):
 
 
 def _token(token: Mapping[str, int], partition: str) -> int:
-    """Return a partition's sequence in a session token. Raises InvalidRequest."""
+    """Return the sequence of a partition in a session token. Raises InvalidRequest."""
     sequence = token.get(partition, 0)
     check_numbers(sequence)
     return sequence

@@ -1,4 +1,4 @@
-"""The gRPC port of a node: KV, Feed, Data and Admin, health and reflection."""
+"""The gRPC port of a node, with the services KV, Feed, Data and Admin, health and reflection."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ FEED_SERVICE = "kvstore.v1.Feed"
 DATA_SERVICE = "kvstore.v1.Data"
 ADMIN_SERVICE = "kvstore.v1.Admin"
 GRACE_S = 1.0
-"""Seconds that calls in flight get at a stop. Sessions do not end by themselves; their clients reconnect elsewhere."""
+"""Seconds for which a stop waits for calls in flight. Sessions do not end by themselves; their clients reconnect to
+other servers."""
 
 
 class NodeSource(AdminSource, DataSource, Protocol):
@@ -50,7 +51,7 @@ class NodeSource(AdminSource, DataSource, Protocol):
 
 
 class GrpcListener:
-    """The gRPC port of one node. Open it when operations can be accepted; close it before the dispatcher."""
+    """The gRPC port of one node. Open it when operations can be accepted, and close it before the dispatcher."""
 
     def __init__(self, env: Env, backend: Backend, server: str, source: NodeSource, connections_max: int) -> None:
         self._gate = gate = CallGate(source.access, source.logins)
@@ -86,13 +87,13 @@ class GrpcListener:
         )
 
     async def open(self, address: str, tls: Tls | Certificates | None = None) -> int:
-        """Listen on `host:port` and return the port. Raises OSError."""
+        """Listen on `address` (`host:port`) and return the bound port. Raises OSError."""
         port = await self._server.start(address, tls)
         await self._server.set_serving(True)
         return port
 
     async def set_serving(self, serving: bool) -> None:
-        """Set the result of health checks."""
+        """Set the status that health checks report."""
         await self._server.set_serving(serving)
 
     def histograms(self) -> dict[str, Mapping[str, Histogram]]:

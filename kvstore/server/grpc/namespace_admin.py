@@ -1,4 +1,5 @@
-"""Administration of namespaces: messages ↔ the table of namespaces and its usage."""
+"""Administration of namespaces. Converts messages to changes of the table of namespaces, and the table and its usage
+to messages."""
 
 from __future__ import annotations
 

@@ -67,14 +67,15 @@ class RingSource(Protocol):
 
 
 class RingAdmin:
-    """Answers the admin calls about the ring. All methods raise StoreError."""
+    """Answers admin calls about the ring. All methods raise StoreError."""
 
     def __init__(self, env: Env, source: RingSource, backend: Backend) -> None:
         self._env, self._source = env, source
         self._backend = backend
 
     async def change(self, request: admin_pb2.ChangeRingRequest) -> admin_pb2.ChangeRingResponse:
-        """Make the requested change, once if it has an id, or only show what it would change."""
+        """Make the requested change of the ring, or only return what it would change if the request is a preview. A
+        request with an id is applied only once."""
         step = proposal.step_of(request, self._servers(), self._env.clock.date_ms())
         before = self._source.rings.ring
         if request.dry_run or request.action == admin_pb2.ChangeRingRequest.LOOK:
@@ -104,7 +105,8 @@ class RingAdmin:
         return answer
 
     async def _hold_logs_of(self, joined: Collection[PartitionId], before: Ring) -> None:
-        """Hold the logs of partitions that join, so that readers that hold all logs can read them later (F6)."""
+        """Hold the logs of new partitions for readers that hold all logs, so that they can read these logs later
+        (F6)."""
         pins = Pins(self._source.store, LedgerLists(self._source.store))
         others = [each for each in before.partitions if each not in joined]
         try:
@@ -113,7 +115,7 @@ class RingAdmin:
             log.warning("logs of new partitions may not be held for readers of feeds partitions=%s: %r", joined, error)
 
     async def change_replicas(self, request: admin_pb2.ChangeReplicasRequest) -> admin_pb2.RingStatusResponse:
-        """Move a replica, or start or end the draining of a server."""
+        """Move a replica, or start or stop draining a server."""
         up = self._source.topology.servers
         step, asked = _replica_step(request, self._servers(), up), proposal.asked(request)
         try:
@@ -199,7 +201,7 @@ class RingAdmin:
                 row.leader_sequence = max((each.seq for each in published.values()), default=0)
 
     def _servers(self) -> dict[ServerId, str]:
-        """Return the servers that may hold replicas, and the zone of each."""
+        """Return the servers that may hold replicas, with their zones."""
         servers: Mapping[ServerId, Any] = self._source.topology.servers
         at = self._source.versions.cluster  # docs/protocol.md V2
         return {ServerId(id): each.zone for id, each in servers.items() if not each.draining and each.can >= at}
@@ -211,7 +213,8 @@ class RingAdmin:
     async def _sizes_for(
         self, moves: Collection[Move], ring: Ring
     ) -> tuple[dict[PartitionId, int], dict[PartitionId, float]]:
-        """Return keys and record sizes of the sources of these moves; without moves, of all partitions."""
+        """Return the number of keys and the mean record size in bytes of the partitions from which the moves copy.
+        Without moves, return these numbers for all partitions."""
         wanted = {move.source for move in moves} or set(ring.partitions)
         owning = sorted(wanted & set(ring.tokens.values()))
         return await self._sizes_of(owning, ring, ASK_S, sample=bool(moves))
@@ -246,7 +249,8 @@ class RingAdmin:
     async def _ask_all(
         self, asked: Sequence[tuple[PartitionId, Op]], within_s: float
     ) -> list[tuple[PartitionId, Op, Any]]:
-        """Submit all operations at once. Returns those that end in time, with the result or error of each."""
+        """Submit all operations at once. Return the operations that end within `within_s` seconds, each with its
+        result or error."""
         answers = _CollectingSink(len(asked))
         for number, (partition, op) in enumerate(asked):
             self._backend.submit((op,), answers, (number,), 0, partition)
@@ -288,8 +292,8 @@ def _record_bytes(items: Sequence[tuple[bytes, Any]]) -> float:
 def _replica_step(
     request: admin_pb2.ChangeReplicasRequest, servers: dict[ServerId, str], up: Collection[ServerId]
 ) -> Callable[[Ring], Ring]:
-    """Return the step that a request asks for. `servers`: those that may hold replicas, with their zones; `up`: all
-    that are up. Raises InvalidRequest."""
+    """Return the function that makes the requested change of the ring. `servers` maps the servers that may hold
+    replicas to their zones, and `up` are all running servers. Raises InvalidRequest."""
     if request.drain:
         server = ServerId(request.drain)
 
@@ -324,7 +328,7 @@ def _replica_step(
 
 
 def _check_known(ring: Ring, servers: Collection[ServerId], server: ServerId) -> None:
-    """Raise ValueError for a server that is not up, holds nothing, and is not draining."""
+    """Raise ValueError if the server is unknown: it is not running, holds no replica and is not draining."""
     known = {*servers, *ring.draining, *(each for member in ring.partitions.values() for each in member.replicas)}
     if server not in known:
         raise ValueError(f"expected one of the servers {', '.join(sorted(known))}, got {server}")

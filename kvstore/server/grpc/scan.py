@@ -1,5 +1,5 @@
-"""A scan over all partitions in key order, for the RangeScan stream and for pages. A slow reader holds at most one page
-of each partition."""
+"""Scans all partitions in key order, for the RangeScan stream and for pages. A slow reader holds at most one page of
+each partition."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from kvstore.types import PartitionId
 
 PAGE_LIMIT = 100
 PAGE_S = 2.0
-"""Seconds after which a page ends with the keys that it has."""
+"""Seconds after which a page is returned with the keys found so far."""
 
 RING = ""
 """The name under which a token has the version of its client's ring."""
 
 Found = list[tuple[bytes, Record | None]]
 Ask = Callable[[Op, PartitionId, int], Awaitable[Any]]
-"""Asks a partition for an operation on behalf of a client that knows this version of the ring; 0: an unknown
-version."""
+"""Executes an operation on a partition on behalf of a client that knows this version of the ring; 0 if the version
+is unknown."""
 
 
 class KeyOrderScan:
-    """One scan. If the ring changes meanwhile, keys that were found with the previous ring are searched again
-    (docs/protocol.md M14)."""
+    """One scan. If the ring changes during the scan, the keys that were found with the previous ring are searched
+    again (docs/protocol.md M14)."""
 
     def __init__(
         self,
@@ -56,10 +56,10 @@ class KeyOrderScan:
             ring.owners, *bounds, limit=limit, backwards=bool(flags & Flag.REVERSE)
         )
         self.held_bytes = 0
-        """Bytes of keys and values that were read and have not been sent."""
+        """Bytes of the keys and values that were read and have not been sent."""
 
     async def more(self) -> Found:
-        """Return the next keys that may be sent, perhaps none. Raises StoreError."""
+        """Return the next keys that may be sent. There may be none yet. Raises StoreError."""
         routed, asked, pages = await with_one_ring(lambda: self._backend.topology.ring, self._ask_all)
         if asked is not self.merge:
             self._routed, self.merge, self.held_bytes = routed, asked, 0
@@ -73,8 +73,8 @@ class KeyOrderScan:
 
     # docs/protocol.md M16
     async def _ask_all(self, ring: Ring) -> tuple[int, Merge[Record | None], list[tuple[str, Result]]]:
-        """Ask the partitions for their next pages. A ring older than the client's does not know which partitions
-        have what the client has seen, so the server first reads the client's ring."""
+        """Request the next page of each partition. If the client knows a later ring, the server reads that ring
+        first, because an older ring does not show which partitions have what the client has seen."""
         asked = self.merge if ring.routed == self._routed else self.merge.restarted(ring.owners)
         known_ring = self._token.get(RING, 0)
         pages = []
@@ -88,8 +88,8 @@ class KeyOrderScan:
 async def scan_pages(
     backend: Backend, ask: Ask, request: kv_pb2.ScanRequest, place: ScanSlot
 ) -> AsyncIterator[kv_pb2.ScanResponse]:
-    """Yield messages with the keys in [start, end) in order. Raises StoreError: Overloaded if there is no capacity
-    for what `place` would hold."""
+    """Yield messages with the keys in [start, end), in order. Raises StoreError, which is Overloaded if `place`
+    cannot hold as much as the scan needs."""
     flags = Flag.KEYS_ONLY * request.keys_only | Flag.REVERSE * request.reverse
     bounds = Bounds(request.start, request.end)
     scan = KeyOrderScan(
@@ -106,8 +106,8 @@ async def scan_pages(
 async def one_page(
     backend: Backend, ask: Ask, clock: Clock, request: kv_pb2.PageRequest, place: ScanSlot
 ) -> kv_pb2.PageResponse:
-    """Return a page of the range, from its beginning or from the position of a token. Raises StoreError, as
-    `scan_pages` does."""
+    """Return one page of a range. It begins at the start of the range or at the position of a page token. Raises the
+    same errors as `scan_pages`."""
     bounds, is_reverse = Bounds.of(request.start, request.end, request.prefix), request.reverse
     if request.limit > PAGE_LIMIT_MAX:
         raise InvalidRequest(f"expected a limit of 1 to {PAGE_LIMIT_MAX} keys in a page, got {request.limit}")
@@ -150,7 +150,7 @@ def _messages(items: Found) -> Iterator[kv_pb2.ScanResponse]:
 
 
 def _add(message: kv_pb2.ScanResponse | kv_pb2.PageResponse, key: bytes, record: Record | None) -> int:
-    """Add a key to the message. Returns the added bytes."""
+    """Add a key and its record to the message. Return the number of added bytes."""
     message.keys.append(key)
     if record is None:
         return len(key)

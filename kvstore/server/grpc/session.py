@@ -1,7 +1,8 @@
-"""Frames of operations in, their answers out: one stream of a client, on gRPC or on the Redis port, or one unary frame.
+"""Executes frames of operations and returns their answers, for a client's stream on gRPC or on the Redis port, or for
+one unary frame.
 
 Operations are submitted as they arrive and answered as they end. A disconnect does not cancel a write: a submitted
-operation runs to its end, and its result is dropped. Reads that have not begun are not executed any more.
+operation runs to its end, and its result is dropped. Reads that have not begun are not executed.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ _WITHOUT_KEY = KEYLESS | {_NO_OP[0]}
 
 
 class Unsent:
-    """The bytes that the streams of a server have to send. A session without this argument is counted alone."""
+    """Bytes that wait to be sent on all streams of a server. A session that gets no shared instance is counted
+    alone."""
 
     def __init__(self, bytes_max: int = UNSENT_TOGETHER_BYTES_MAX) -> None:
         self.bytes = 0
@@ -71,12 +73,12 @@ class Unsent:
 
     @property
     def share(self) -> int:
-        """Maximum number of bytes that one stream may have."""
+        """Maximum number of bytes that one stream may have waiting at the moment."""
         return max(0, self._bytes_max - self.bytes) // 8
 
 
 class FrameSession:
-    """The operations of one stream that are not answered yet."""
+    """The unanswered operations of one stream."""
 
     def __init__(
         self,
@@ -90,8 +92,8 @@ class FrameSession:
         notify: Callable[[], None] | None = None,
         slow: SlowLog | None = None,
     ) -> None:
-        """`took` records the seconds from a lane's arrival to its last answer. `notify` is called when there is
-        something to send; without it, a task waits in `wait_answers`."""
+        """`took` records the seconds from the arrival of a lane to its last answer. `notify` is called when there is
+        something to send. Without `notify`, a task must wait in `wait_answers`."""
         self._backend, self._clock = backend, clock
         self._took = took if took is not None else Histogram(1e-6)
         self._slow = slow if slow is not None else SlowLog()
@@ -147,7 +149,7 @@ class FrameSession:
                 self._submit(ops, lane, frame.ring_version, timeout)
 
     def use(self, backend: Backend) -> None:
-        """Submit later operations to another backend, because the client's permissions have changed."""
+        """Submit later operations to another backend, because the permissions of the client have changed."""
         self._backend = backend
 
     def answer_now(self, frame: compact.CompactFrame) -> compact.CompactAnswers[Record] | None:
@@ -178,7 +180,7 @@ class FrameSession:
         return answers
 
     def _rows_now(self, lane: compact.CompactLane) -> list[bytes | None] | NotNow:
-        """Return the rows of a lane's keys, if it has nothing but GETs."""
+        """Return the rows of the keys of a lane that contains only GETs, otherwise NOT_NOW."""
         keys, count = lane.keys, len(lane.keys)
         lengths = set(map(len, keys))
         if not 0 < count <= NOW_MAX or len(lane.codes) != count or lane.codes.count(_GET) != count:
@@ -213,7 +215,7 @@ class FrameSession:
         sink.flush()
 
     def _submit_counted(self, op: Op, lane: _LaneSink, token: int, ring_version: int) -> None:
-        """Submit an operation that may return values and cannot be repeated, if there is capacity for them."""
+        """Submit an operation that may return values and cannot be repeated, if there is capacity for its values."""
         try:
             if op[0] == _BATCH:
                 check_one_partition(op, self._backend.topology.ring.partition_of)
@@ -254,7 +256,7 @@ class FrameSession:
         self._slow.note("door", name, took, key=key, partition=lane.partition, operations=len(lane.ops))
 
     def _bytes_max(self) -> int:
-        """Return the maximum number of bytes of values that may wait to be sent; one value always may."""
+        """Return how many bytes of values may wait to be sent. One value always may."""
         return max(1, min(self._unsent_bytes_max, self._unsent.share))
 
     def _count(self) -> None:
@@ -262,7 +264,7 @@ class FrameSession:
         self._counted = self._outbox.bytes
 
     def _sweep(self) -> None:
-        """Answer operations that have not ended in time."""
+        """Answer the operations that have not ended in time."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         for lane in [each for each in self._lanes.values() if each.until <= now]:
@@ -270,7 +272,7 @@ class FrameSession:
         self._sweeper = loop.call_later(SWEEP_S, self._sweep) if self._lanes else None
 
     def wake(self) -> None:
-        """Signal that there is something to send, or capacity to read on."""
+        """Signal that there is an answer to send, or capacity to read more frames."""
         if self._notify is not None:
             self._notify()
         self._wake.set()
@@ -278,29 +280,29 @@ class FrameSession:
 
     @property
     def has_capacity(self) -> bool:
-        """True if another frame may be accepted."""
+        """True if another frame can be accepted."""
         return self._open + self._outbox.count < OPEN_MAX and self._open_bytes < OPEN_BYTES_MAX
 
     async def wait_capacity(self) -> None:
-        """Return once another frame may be accepted."""
+        """Wait until another frame can be accepted."""
         while not self.has_capacity:
             self._capacity.clear()
             await self._capacity.wait()
 
     async def wait_answers(self) -> None:
-        """Return once there is something to send."""
+        """Wait until there is an answer to send."""
         self._wake.clear()
         if self._outbox.is_empty() and not self.is_finished:
             await self._wake.wait()
 
     async def wait_all_done(self) -> None:
-        """Return once every operation has ended."""
+        """Wait until every operation has ended."""
         while self._open:
             self._capacity.clear()
             await self._capacity.wait()
 
     def finish(self) -> None:
-        """Note that no more frames will come."""
+        """Record that no more frames will arrive."""
         self._finished = True
         self.wake()
 
@@ -310,7 +312,7 @@ class FrameSession:
         return self._finished and not self._open and self._outbox.is_empty()
 
     def take(self) -> Iterator[kv_pb2.Answers]:
-        """Yield the waiting answers message by message, including answers that arrive meanwhile."""
+        """Yield messages with the waiting answers, including answers that arrive during the iteration."""
         while self._outbox.count:
             columns, stands = self._take()
             answers = columns.message()
@@ -320,7 +322,8 @@ class FrameSession:
         self._capacity.set()
 
     def take_brief(self) -> kv_pb2.Answers | compact.CompactAnswers[Record] | None:
-        """Return the next message, in the form for streams without gRPC; None if no answer waits."""
+        """Return the next message, in the compact form that streams without gRPC use. Return None if no answer
+        waits."""
         if not self._outbox.count:
             return None
         columns, stands = self._take()
@@ -333,8 +336,9 @@ class FrameSession:
         return answers
 
     def _take(self) -> tuple[AnswerColumns, list[tuple[str, int, int]]]:
-        """Return the next columns and the progress of the partitions that answered. The progress is looked up for
-        each message, because answers that arrived while the previous message was sent are newer than its progress."""
+        """Return the columns of the next message and the progress of the partitions in it. The progress is read for
+        each message, because answers that arrived during the sending of the previous message are newer than that
+        message's progress."""
         columns = self._outbox.take()
         self._count()
         names = sorted(self._partitions)
@@ -343,7 +347,8 @@ class FrameSession:
         return columns, [(each, *stand_of(self._backend, self._clock, each)) for each in names if each]
 
     def late(self, op: Op, partition: str) -> StoreError:
-        """Return the error of an operation that has not ended in time. It names the partition if that has no leader."""
+        """Return the error of an operation that has not ended in time. If its partition has no leader, the error
+        says so."""
         topology = self._backend.topology
         if not partition and op[0] not in _WITHOUT_KEY:
             partition = topology.ring.partition_of(op[1])
@@ -361,7 +366,8 @@ class FrameSession:
 
 
 class _LaneSink(Sink):
-    """The sink of one lane's operations. Results of one turn are taken in together."""
+    """The sink of the operations of one lane. Results that arrive in one turn of the event loop are handled
+    together."""
 
     __slots__ = (
         *("_done", "_session", "_waits", "begun", "first", "left", "ops", "partition", "place", "ring_version"),
@@ -440,7 +446,8 @@ class Sessions:
         notify: Callable[[], None] | None = None,
         backend: Backend | None = None,
     ) -> FrameSession:
-        """Begin a session. `notify`: as for the session. `backend`: with the permissions of the client."""
+        """Begin a session. `backend` has the permissions of the client. `notify` has the same meaning as for
+        FrameSession."""
         return FrameSession(
             backend if backend is not None else self.backend,
             self._clock,
@@ -454,12 +461,13 @@ class Sessions:
 
 
 def _count(lane: Lane) -> int:
-    """Return the number of operations of a lane; its columns may have different lengths."""
+    """Return the number of operations of a lane whose columns may have different lengths."""
     return max(len(lane.keys), len(lane.codes))
 
 
 def _in_batches(lane: Lane) -> int:
-    """Return the number of operations in a lane's batches. A batch with too many is refused before they are decoded."""
+    """Return the number of operations inside a lane's batches. A batch with too many operations is refused before it
+    is decoded."""
     counts = (len(each.operations) for each in lane.options)
     return sum(count for count in counts if count <= BATCH_OPS_MAX)
 

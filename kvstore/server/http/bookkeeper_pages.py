@@ -1,5 +1,5 @@
-"""The admin pages of Apache BookKeeper that probes and operators' tools read, under Apache's paths and with Apache's
-JSON. Helm charts of Apache Pulsar probe them.
+"""Serves the admin pages of Apache BookKeeper that probes and operators' tools read, with Apache's paths and JSON. For
+example, Helm charts of Apache Pulsar probe them.
 
 The four probes need no user, like /healthz and /readyz. `info` and `cluster_info` need a user, like /metrics. All pages
 are read-only: a bookie becomes read-only by itself when its disk is full, and no page changes that.
@@ -26,18 +26,18 @@ PROBES = frozenset((HEARTBEAT, *(f"{_BOOKIE}/{each}" for each in ("is_ready", "s
 CLUSTER_INFO_KEPT_S = 1.0
 """Seconds for which a summary of the cluster is reused, because it costs requests to the metadata store."""
 CLUSTER_INFO_S = 5.0
-"""Seconds that a request waits for the metadata store; after that the response is 503."""
+"""Seconds for which a request waits for the metadata store. After that the response is 503."""
 
 
 class ShownBookie(Protocol):
-    """A starting or running node, as these pages show it."""
+    """A starting or running node, as these pages use it."""
 
     def not_live(self) -> list[str]:
-        """Return the reasons why the process should be restarted; empty if it is healthy."""
+        """Return the reasons why the process should be restarted, or nothing if it is healthy."""
         ...
 
     def bookie_state(self) -> BookieState | None:
-        """Return the state of the node's bookie; None if the node has no bookie."""
+        """Return the state of the node's bookie, or None if the node has no bookie."""
         ...
 
     def bookie_space(self) -> tuple[int, int]:
@@ -62,7 +62,7 @@ NO_BOOKIE = AdminPage(404, "404: this node has no bookie\n")
 
 
 class BookkeeperPages:
-    """The admin pages of Apache's bookie, as one node serves them."""
+    """Serves the admin pages of Apache's bookie on behalf of one node."""
 
     def __init__(self, shown: ShownBookie, now: Callable[[], float]) -> None:
         self._shown, self._now = shown, now
@@ -78,7 +78,7 @@ class BookkeeperPages:
         }
 
     def paths(self) -> frozenset[str]:
-        """Return the paths that are served here."""
+        """Return the paths that this object serves."""
         return frozenset(self._pages)
 
     async def answer(self, path: str) -> web.Response:
@@ -123,8 +123,8 @@ class BookkeeperPages:
         return _json(freeSpace=free, totalSpace=total)
 
     async def _cluster_info(self) -> AdminPage:
-        """Return the summary, read at most once in CLUSTER_INFO_KEPT_S seconds for all requests. Failures are reused
-        too."""
+        """Return the summary of the cluster. It is read at most once per CLUSTER_INFO_KEPT_S seconds for all
+        requests. A failure is reused as well."""
         async with self._turn:
             if self._now() >= self._kept_until:
                 self._kept = await self._read_cluster_info()
@@ -152,5 +152,5 @@ class BookkeeperPages:
 
 
 def _json(**fields: bool | int | str) -> AdminPage:
-    """Return the fields in the format of Apache's JSON printer, because scripts search its text."""
+    """Return the fields formatted as Apache's JSON printer does, because scripts search the text."""
     return AdminPage(200, json.dumps(fields, indent=2, separators=(",", " : ")), "application/json")

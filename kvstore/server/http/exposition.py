@@ -1,7 +1,8 @@
-"""Metrics in Prometheus' text format. Decides only.
+"""Formats metrics in Prometheus' text format. Decides only.
 
-The output equals that of prometheus_client's `generate_latest` for families whose names need no escaping, with a tenth
-of its function calls: that function examines each name and label every time, and the event loop waits meanwhile.
+The output equals that of prometheus_client's `generate_latest` for families whose names need no escaping, but takes a
+tenth of the function calls. `generate_latest` examines each name and label every time, and the event loop is blocked
+meanwhile.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from prometheus_client.core import Metric
 from prometheus_client.utils import floatToGoString
 
 SHORT = 1e6
-"""Beyond this value Go writes an exponent and Python does not yet."""
+"""Values above this one are written with an exponent by Go, but not yet by Python."""
 
 
 def exposition(metrics: Iterable[Metric]) -> bytes:
-    """Return a page of metrics."""
+    """Return the text of a metrics page."""
     page: list[str] = []
     for metric in metrics:
         page.append(_head(metric.name, metric.type, metric.documentation))

@@ -1,4 +1,4 @@
-"""The age of the last finished snapshot, as far as this node knows, for an alert when snapshots stop."""
+"""Provides the age of the last completed snapshot that this node knows, for an alert when snapshots stop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHECK_S = 30.0
 
 
 class LastSnapshot:
-    """Reads the record of the last snapshot from `start` to `close`: when a watch reports a change, and
+    """Reads the record of the last snapshot between `start` and `close`: when a watch reports a change, and
     periodically."""
 
     def __init__(self, env: Env, store: MetadataStore) -> None:
@@ -36,7 +36,8 @@ class LastSnapshot:
         await self._nursery.close()
 
     def statistics(self) -> dict[str, float]:
-        """Return nothing while there is no snapshot, because an alert must not take that for a recent one."""
+        """Return the numbers of the last snapshot. Empty while there is no snapshot, because an alert must not
+        mistake that for a recent snapshot."""
         last = self._last
         if last is None:
             return {}

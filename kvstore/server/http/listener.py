@@ -60,42 +60,43 @@ LAG_CHECK_S = 0.25
 
 
 class Shown(ShownBookie, Protocol):
-    """A starting or running node, as the listener shows it."""
+    """A starting or running node, as the listener uses it."""
 
     def status(self) -> Statistics:
         """Return the content of the status page."""
         ...
 
     def not_ready(self) -> list[str]:
-        """Return the reasons why this node should not receive requests; empty if it is ready."""
+        """Return the reasons why this node should not receive requests, or nothing if it is ready."""
         ...
 
     def leaderless(self) -> Sequence[str]:
-        """Return the partitions without a leader, as far as this node knows."""
+        """Return the partitions that have no leader as far as this node knows."""
         ...
 
     async def unserved(self) -> Sequence[str]:
-        """Return what the cluster does not serve, as `kvstore status` finds it; empty if everything is served."""
+        """Return what the cluster does not serve, as `kvstore status` reports it, or nothing if everything is
+        served."""
         ...
 
     def statistics(self) -> Mapping[str, Statistics]:
-        """Return numbers by part of the node. If the values of a part are tables, their names become labels (for
-        example partitions)."""
+        """Return the numbers of each part of the node. If the values of a part are tables, the tables' names become
+        labels (for example, the partition)."""
         ...
 
 
 class RequestTracer(Protocol):
-    """Traces requests whose callers trace them. Implemented by kvstore.server.tracing.calls.TracedPages."""
+    """Traces requests that name a parent span. Implemented by kvstore.server.tracing.calls.TracedPages."""
 
     async def answer(
         self, request: web.BaseRequest, answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Return what `answer` returns."""
+        """Trace the call of `answer`, and return its response."""
         ...
 
 
 class HttpListener:
-    """The HTTP port of one node. It listens from `open` to `close`."""
+    """The HTTP port of one node. It accepts connections from `open` to `close`."""
 
     def __init__(
         self,
@@ -108,8 +109,9 @@ class HttpListener:
         note_refused: Callable[[web.BaseRequest, StoreError], None] = lambda request, error: None,
         known: KnownNetworks | None = None,
     ) -> None:
-        """`wants_certificate`: all pages except health require a client certificate. `note_refused` records the
-        requests that the listener itself refuses. `known`: networks whose connections give way only to each other."""
+        """With `wants_certificate`, all pages except health pages require a client certificate. `note_refused` is
+        called for each request that the listener itself refuses. A connection from one of the `known` networks is
+        only closed in favor of a connection from another known network."""
         self._known = KnownNetworks() if known is None else known
         self._shown, self._transport, self._wants_certificate = shown, transport, wants_certificate
         self._connections_max, self._note_refused = connections_max, note_refused
@@ -119,7 +121,8 @@ class HttpListener:
         """None while the node starts: then no client is authenticated, and the only pages are health and the state
         of the start."""
         self.own_names: Callable[[], Collection[str]] = tuple
-        """Returns the hosts by which the node is known, in lower case. Addresses and localhost may be missing."""
+        """Returns the host names by which the node is known, in lower case. IP addresses and localhost may be
+        missing."""
         self.pages = Pages()
         self.dashboard: Dashboard | None = None
         """None while the node starts or stops, and on nodes that are not servers."""
@@ -147,7 +150,7 @@ class HttpListener:
         self._listener: Listener | None = None
 
     async def open(self, address: str) -> None:
-        """Start to listen. Raises OSError."""
+        """Start accepting connections. Raises OSError."""
         connections = Connections(self._answer, self._connections_max, self._known)
         self._runner = web.ServerRunner(connections, shutdown_timeout=SHUTDOWN_S)
         await self._runner.setup()
@@ -162,7 +165,7 @@ class HttpListener:
             await self._runner.cleanup()
 
     def paths(self) -> set[str]:
-        """Return every path that is served here."""
+        """Return every path that the listener serves."""
         return {*self._pages, CLUSTER, *self._parts_of_ui, *self._bookkeeper.paths(), *TEMPLATES}
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -242,8 +245,8 @@ class HttpListener:
         return self.pages.html("node.html", context, status=status)
 
     async def _ui_live(self, dashboard: Dashboard, request: web.BaseRequest) -> web.StreamResponse:
-        """Stream the dashboard's updates, and check the user's permissions before each one, because they may be
-        revoked while the page is open."""
+        """Stream the updates of the dashboard. The user's permissions are checked before each update, because they
+        may be revoked while the page is open."""
 
         async def may_go_on() -> bool:
             return self.authenticator is None or await self.authenticator.refusal_or_none(request) is None
@@ -258,15 +261,15 @@ class HttpListener:
         return web.Response(body=body, content_type="application/json")
 
     def _healthz(self, _: web.BaseRequest) -> web.Response:
-        """Report liveness to supervisors: a process that fails this check must be restarted."""
+        """Report to supervisors whether the process is alive. A process that fails this check must be restarted."""
         return _ok_unless(self._shown.not_live())
 
     def _readyz(self, _: web.BaseRequest) -> web.Response:
-        """Report to load balancers whether this server, by itself, is ready."""
+        """Report to load balancers whether this server itself is ready."""
         return _ok_unless(self._shown.not_ready())
 
     async def _clusterz(self) -> web.Response:
-        """Report whether the whole cluster serves. Problems that this node knows are reported without asking other
+        """Report whether the whole cluster serves. If this node already knows a problem, it does not ask other
         nodes."""
         leaderless = [f"partition {each} has no leader" for each in self._shown.leaderless()]
         own = [*self._shown.not_ready(), *leaderless]
@@ -291,7 +294,7 @@ def _ok_unless(faults: Sequence[str]) -> web.Response:
 
 
 def _shows_certificate(request: web.BaseRequest) -> bool:
-    """Return True if the client has presented a certificate. It was verified in the handshake."""
+    """Return True if the client has presented a certificate, which the handshake has verified."""
     return request.transport is not None and bool(request.transport.get_extra_info("peercert"))
 
 
@@ -303,7 +306,7 @@ class NodeRequest(web.BaseRequest):
 
 
 class Connections(web.Server):
-    """The HTTP connections of the port, up to a maximum number."""
+    """The HTTP connections of the port. Their number is limited."""
 
     def __init__(
         self,
@@ -391,8 +394,9 @@ _OWN_FAULT = _OwnFault()
 
 
 class ThrottledPage:
-    """A page that is costly to make. It is made at most once a second and takes at most a tenth of the event loop,
-    however many clients request it, because everything else in the process waits meanwhile, including leases."""
+    """A page that is expensive to make. It is made at most once a second and takes at most a tenth of the event loop's
+    time, even if many clients request it. Everything else in the process waits while it is made, including lease
+    renewals."""
 
     def __init__(self, make: Callable[[], bytes], now: Callable[[], float]) -> None:
         self._make, self._now = make, now
@@ -400,7 +404,7 @@ class ThrottledPage:
         self._until = -math.inf
 
     def take(self) -> bytes:
-        """Return the page, at most some seconds old."""
+        """Return the page. It may be some seconds old."""
         began = self._now()
         if began >= self._until:
             self._made = self._make()
@@ -410,7 +414,7 @@ class ThrottledPage:
 
 
 class Collected:
-    """A prometheus_client collector over `statistics()`. It keeps and counts nothing itself."""
+    """A prometheus_client collector that reads `statistics()` at each scrape. It stores nothing itself."""
 
     def __init__(self, shown: Shown, lag: LoopLag) -> None:
         self._shown, self._lag = shown, lag
@@ -421,7 +425,8 @@ class Collected:
 
 
 class LoopLag:
-    """The longest delay of the event loop since the last scrape. Everything in the process was delayed by as much."""
+    """Measures the longest delay of the event loop since the last scrape. Everything in the process was delayed by
+    that time."""
 
     def __init__(self, beat: Beat) -> None:
         self._beat = beat

@@ -19,8 +19,9 @@ BUCKETS = {"_seconds": range(6, 25), "": range(13)}
 
 
 def metrics_of(part: str, values: Statistics) -> Iterator[Metric]:
-    """Yield the metrics of one part. A table of tables gets a label named after the part in the singular, with the
-    names of the tables as its values. A histogram in a table of histograms gets the label of its declaration."""
+    """Yield the metrics of one part of the node. For a table of tables, the names of the inner tables become the
+    values of a label, which is named after the part in the singular. For a table of histograms, the label is the one
+    in the declaration."""
     tables = {name: value for name, value in values.items() if isinstance(value, Mapping)}
     if tables and len(tables) == len(values) and not any(map(_is_histograms, tables.values())):
         label = part.removesuffix("s")
@@ -47,8 +48,8 @@ def metrics_of(part: str, values: Statistics) -> Iterator[Metric]:
 
 
 def _with_flags(table: Statistics) -> Statistics:
-    """Add flags for alerts: a replica reports its role and why it stopped in words, and alerts need numbers. Moves
-    are dropped, because their names are numbers."""
+    """Add numeric flags for alerts. A replica reports its role and the reason why it stopped as words, but alerts
+    need numbers. Moves are dropped, because their names are numbers."""
     if "role" not in table:
         return table
     rest = {name: value for name, value in table.items() if name != "moves"}
@@ -77,8 +78,8 @@ def _is_histograms(value: Any) -> bool:
 
 
 def _numbers(prefix: str, values: Statistics) -> Iterator[tuple[str, float]]:
-    """Yield (name, number) for every number; the names of nested tables are joined by underscores. Text and lists
-    are skipped."""
+    """Yield (name, number) for every number in nested tables. The names of the tables are joined with underscores.
+    Text and lists are skipped."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from _numbers(f"{prefix}{name}_", value)

@@ -21,8 +21,8 @@ LOCAL_DOMAIN = ".localhost"
 
 
 def check_name(host_header: str | None, caller: str, own: Collection[str]) -> None:
-    """Raise PermissionDenied for a call from this machine, judged by the address `caller`, that names another host.
-    `host_header`: the header, or None. `own`: names by which the node is known."""
+    """Raise PermissionDenied if a call from this machine, according to the address `caller`, names another host.
+    `host_header` is the Host header or None, and `own` contains the names by which the node is known."""
     if host_header is None or not is_loopback(caller):
         return
     try:

@@ -91,7 +91,7 @@ class TopKeys:
         counts[key] = count + 1
 
     def fade(self, factor: float) -> None:
-        """Reduce the weight of everything counted so far."""
+        """Multiply all counts by `factor`, so that older samples count less."""
         self.total *= factor
         self._counts = {key: count * factor for key, count in self._counts.items()}
         self._excess = {key: excess * factor for key, excess in self._excess.items()}
@@ -106,7 +106,7 @@ class TopKeys:
 
 
 class LoadTracker:
-    """Tracks one partition's load for its leader."""
+    """Tracks the load of one partition on behalf of its leader."""
 
     def __init__(self, partition: PartitionId) -> None:
         self._partition = partition
@@ -116,7 +116,7 @@ class LoadTracker:
         self._ops_per_s = self._writes_per_s = self._write_bytes = 0.0
 
     def sampled(self, keys: Iterable[tuple[bytes, int]]) -> None:
-        """Record some operations: the key of each, and the bytes it writes, 0 for none."""
+        """Record sampled operations: the key of each, and the number of bytes that it writes (0 for a read)."""
         for key, written in keys:
             self._keys.add(key)
             self._tokens.append(token_of(key))
@@ -124,7 +124,8 @@ class LoadTracker:
                 self._write_bytes += (written - self._write_bytes) / 64
 
     def counted(self, ops: float, writes: float, now: float) -> None:
-        """Record the leader's rising counters at a time in seconds. They restart with each leadership."""
+        """Record the leader's counters at the time `now`, in seconds. The counters only increase, and restart with
+        each leadership."""
         before, self._last = self._last, (ops, writes, now)
         if before is None or ops < before[0] or writes < before[1] or now <= before[2]:
             return
@@ -171,7 +172,7 @@ def decode(body: bytes) -> tuple[PartitionLoad, ...]:
 
 
 def suggest(ring: Ring, loads: Mapping[PartitionId, PartitionLoad]) -> list[Suggestion]:
-    """Return, for each partition with far more load than the mean, the range to move to the partition with the least
+    """For each partition whose load is far above the mean, suggest a range to move to the partition with the least
     load."""
     serving = [each.id for each in ring.partitions.values() if each.state is PartitionState.SERVING]
     busy = {partition for move in ring.moves.values() for partition in (move.source, move.target)}

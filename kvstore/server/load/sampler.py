@@ -1,6 +1,7 @@
-"""Samples some operations of each partition led here: at intervals a burst passes through a tap.
+"""Samples operations of each partition that this server leads. At intervals, a tap is placed in front of the replica
+and a short burst of operations passes through it.
 
-Between bursts operations cost nothing, however many there are; counters provide their number.
+Between bursts, sampling costs nothing per operation. Counters provide the total number of operations.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _KEYED_MAX = int(Code.BATCH)
 
 
 class Tap:
-    """Sits in front of a replica until a burst has passed."""
+    """Stands in front of a replica and samples operations until a burst has passed."""
 
     __slots__ = ("_load_sampler", "_replica", "partition", "seen", "state")
 
@@ -80,7 +81,8 @@ class CountingReplica(LocalReplica, Protocol):
     """A replica that counts its operations."""
 
     def counts(self) -> tuple[int, int] | None:
-        """Return the operations answered during this leadership, and the mutations logged."""
+        """Return the number of operations answered during this leadership and the number of mutations logged; None
+        if the replica does not lead."""
         ...
 
 
@@ -97,7 +99,7 @@ class Swaps(Protocol):
 
 
 class LoadSampler:
-    """Measures the load of the partitions led here."""
+    """Measures the load of the partitions that this server leads."""
 
     def __init__(self, env: Env, hosted: Hosted, dispatcher: Swaps) -> None:
         self._env, self._hosted, self._dispatcher = env, hosted, dispatcher
@@ -106,7 +108,7 @@ class LoadSampler:
         self._open: dict[PartitionId, tuple[Tap, LocalReplica]] = {}
         self._counted_at = 0.0
         self._has_seen = True
-        """True if operations have come since the last check."""
+        """True if operations have arrived since the last check."""
 
     def start(self) -> None:
         self._nursery.spawn(self._poll(), name="look")
@@ -117,18 +119,18 @@ class LoadSampler:
             self.remove(tap)
 
     def loads(self) -> list[PartitionLoad]:
-        """Return the loads of the partitions led here."""
+        """Return the loads of the partitions that this server leads."""
         return [self._heats[partition].load() for partition in sorted(self._heats)]
 
     async def answer(self, server: ServerId, method: str, body: bytes) -> bytes:
-        """Answer another server with the loads of the partitions led here."""
+        """Answer another server with the loads of the partitions that this server leads."""
         return encode(self.loads())
 
     def numbers(self) -> dict[PartitionId, dict[str, float]]:
         return {partition: heat.numbers() for partition, heat in sorted(self._heats.items())}
 
     def remove(self, tap: Tap) -> None:
-        """Remove a tap after its burst, or after too long."""
+        """Remove a tap when its burst is over or has taken too long."""
         found = self._open.get(tap.partition)
         if found is None or found[0] is not tap:
             return
@@ -149,7 +151,7 @@ class LoadSampler:
             self.look()
 
     def look(self) -> None:
-        """Start new bursts and count what has been answered."""
+        """Start new bursts, and record how many operations have been answered."""
         self._has_seen = False
         leading = self._hosted.leading()
         for partition, (tap, replica) in list(self._open.items()):

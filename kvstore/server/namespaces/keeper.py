@@ -1,5 +1,5 @@
-"""Maintains a server's namespace usage: counts what is led here, exchanges usage with the other servers, and takes this
-server's share of each rate."""
+"""Maintains the usage of namespaces on a server. It counts the partitions that are led here, exchanges usage with
+the other servers, and takes this server's share of each rate."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Rated(Protocol):
 
 
 class Keeper:
-    """Maintains usage and rates; idle while there are no namespaces."""
+    """Maintains usage and rates. Does nothing while there are no namespaces."""
 
     def __init__(
         self,
@@ -48,14 +48,14 @@ class Keeper:
         servers: Callable[[], Iterable[ServerId]],
         partitions: Callable[[], Iterable[PartitionId]],
     ) -> None:
-        """`servers` returns the running servers, `partitions` the partitions of the ring."""
+        """`servers` returns the running servers, and `partitions` the partitions of the ring."""
         self.book = Book()
         self.rates = Rates(env.clock.now, self.book.refused)
         self._env, self._server, self._rated, self._links = env, server, rated, links
         self._servers, self._partitions = servers, partitions
         self._nursery = env.nursery.child("namespaces' keeper")
         self.reread: Callable[[], None] = lambda: None
-        """Reread the table soon."""
+        """Rereads the namespace table soon."""
         self._answers: dict[ServerId, UsageAnswer] = {}
         self._asking: set[ServerId] = set()
         self._wanted: dict[str, float] = {}
@@ -66,7 +66,7 @@ class Keeper:
         """Time of the last known refusal, by namespace and exceeded limit."""
 
     def take(self, table: NamespaceTable) -> None:
-        """Use this table from now on."""
+        """Apply this table from now on."""
         if self.book.take(table):
             self.rates.take(table.namespaces)
             self._rated.rates = self.rates if self.rates.prefixes.all else None
@@ -75,8 +75,8 @@ class Keeper:
             self._changed.set()
 
     def take_own(self, table: NamespaceTable) -> None:
-        """Use a table that this server has just written. A later table may have been applied before, so the table is
-        also read again."""
+        """Apply a table that this server has just written. The table is also read again, because a later one may
+        have been applied before."""
         self.take(table)
         self.reread()
 
@@ -88,12 +88,12 @@ class Keeper:
         await self._nursery.close()
 
     def answer(self, server: ServerId, method: str, body: bytes) -> bytes:
-        """Answer another server with the usage of the partitions led here."""
+        """Answer another server with the usage of the partitions that this server leads."""
         return encode(UsageAnswer(self.book.reports(), self._wanted, self.book.refusals(), self.book.marks()))
 
     def statistics(self) -> dict[str, dict[str, Any]]:
-        """Return numbers by namespace for the partitions led here, so that the sum over all servers is the
-        cluster's."""
+        """Return numbers by namespace for the partitions that this server leads. The sum over all servers is the
+        usage of the cluster."""
         amounts = self.book.led_amounts()
         found: dict[str, dict[str, Any]] = {}
         for each in self.book.table.namespaces:
@@ -113,7 +113,8 @@ class Keeper:
         return found
 
     def refusals(self) -> Refusals:
-        """Return the number of refusals at all servers, as far as reported, by namespace and exceeded limit."""
+        """Return the number of refusals at all servers, as far as they have reported it, by namespace and exceeded
+        limit."""
         found: Refusals = {}
         for refused in (self.book.refusals(), *(self._answers[server].refused for server in sorted(self._answers))):
             for name, counts in refused.items():
@@ -142,7 +143,7 @@ class Keeper:
                     self._refused_at[name, quota] = self._env.clock.now()
 
     def uncounted(self) -> list[PartitionId]:
-        """Return the partitions whose leaders have not counted yet, or have not reported it."""
+        """Return the partitions whose leaders have not finished counting, or have not reported the result."""
         return self.book.uncounted(self._partitions())
 
     async def _keep(self) -> None:
@@ -156,8 +157,8 @@ class Keeper:
 
     # docs/protocol.md N2
     def look(self) -> None:
-        """Count, ask the other servers and distribute the rates. No step waits for another, because counting can take
-        minutes."""
+        """Count, exchange usage with the other servers, and distribute the rates. No step waits for another, because
+        counting can take minutes."""
         self.book.keep_only(set(self._partitions()))
         self._note_own()
         if not self._is_counting and self._uncounted():
@@ -179,7 +180,8 @@ class Keeper:
         return [(partition, usage) for partition, usage in sorted(self.book.led.items()) if not usage.is_counted]
 
     async def _count(self) -> None:
-        """Count everything led here in turns, so that a large partition does not delay the others."""
+        """Count the partitions that this server leads, in turns, so that a large partition does not delay the
+        others."""
         failed = set[PartitionUsage]()
         try:
             while uncounted := [each for each in self._uncounted() if each[1] not in failed]:

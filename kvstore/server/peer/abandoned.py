@@ -1,8 +1,8 @@
-"""Finds operations of another server that have waited here longer than that server waits for their answers.
+"""Finds operations from another server that have waited here longer than that server waits for the answers.
 
-Their clients have already received a timeout. If these operations were still carried out, later operations would wait
-behind them until they time out as well: a minute of large reads that no client takes could block a partition for all
-clients of that server, and a write might be carried out long after its client had abandoned it.
+The clients of these operations have already received a timeout. If the operations were still executed, later operations
+would wait behind them until they time out as well. For example, a minute of large reads that no client takes could
+block a partition for all clients of that server, and a write might be executed long after its client gave up.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kvstore.errors import Overloaded
 from kvstore.server.peer.flow_control import OPERATION_TIMEOUT_S, FlowControl
 
 LOOK_S = 0.5
-"""Interval of the check while operations wait."""
+"""Interval in seconds of the check while operations wait."""
 REASON = Overloaded(
     f"the operation waited for {OPERATION_TIMEOUT_S:g} s behind others of its partition and was not started"
 )
@@ -27,16 +27,16 @@ class Abandoned:
     def __init__(self, flow: FlowControl, now: Callable[[], float], begin: Callable[[], None]) -> None:
         self._flow, self._now, self._begin = flow, now, begin
         self._looks: deque[tuple[float, int]] = deque()
-        """The time of each check, and the newest operation number that waited then."""
+        """The time of each check, and the number of the newest operation that was waiting then."""
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self) -> None:
-        """Check from now on until nothing waits any more."""
+        """Check regularly until no operation waits."""
         if self._timer is None:
             self._look()
 
     def end(self) -> None:
-        """Stop checking, because the link is gone."""
+        """Stop checking, because the link was lost."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,4 +1,4 @@
-"""Limits and completes the calls between replicas on one link."""
+"""The calls between replicas on one link: limits their number and matches answers to calls."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ from kvstore.server.peer.frames import Answer, Call, FrameError
 from kvstore.types import PartitionId, ServerId
 
 CALLS_MAX = 64
-"""Maximum number of calls between replicas in progress on one link, independent of operations."""
+"""Maximum number of concurrent calls between replicas on one link. Operations do not count."""
 HOLDS_MAX = 1_024
-"""Maximum number of calls that a leader answers when its leadership ends, in addition to CALLS_MAX: one per partition
-that is followed here and led there, at most as many as a ring can have. Counted together, they would leave no capacity
-for other calls."""
+"""Maximum number of calls that a leader answers only when its leadership ends. Each partition that is followed here
+and led there has one such call, so there are at most as many as a ring can have partitions. They have their own
+limit because they would otherwise leave no capacity for other calls."""
 
 
 class LinkCalls:
-    """The calls on one link to `server`. `write` sends a frame, `next_number` numbers the calls."""
+    """The calls on one link to `server`. `write` sends a frame, and `next_number` returns the number of the next
+    call."""
 
     def __init__(self, server: ServerId, write: Callable[[bytes], None], next_number: Callable[[], int]) -> None:
         self._server, self._write, self._next_number = server, write, next_number
         self._answers: dict[int, asyncio.Future[bytes]] = {}
         self._holds = 0
-        """Number of calls that are held until a leadership ends."""
+        """Number of calls in progress that the other side holds until a leadership ends."""
 
     async def make(self, partition: PartitionId, method: str, body: bytes, timeout_s: float) -> bytes:
-        """Send a call and return its answer. Raises Overloaded, OutcomeUnknown, and what the other side raised."""
+        """Send a call and return its answer. Raises Overloaded, OutcomeUnknown, and the error that the other side
+        raised."""
         is_hold = method == HOLD
         under_way, most = (self._holds, HOLDS_MAX) if is_hold else (len(self._answers) - self._holds, CALLS_MAX)
         if under_way >= most:
@@ -49,7 +51,7 @@ class LinkCalls:
             self._holds -= is_hold
 
     def take(self, answer: Answer) -> None:
-        """Complete the call that this answers, if it still waits. Raises FrameError."""
+        """Complete the call that this frame answers, if the caller still waits. Raises FrameError."""
         waiter = self._answers.get(answer.number)
         if waiter is None or waiter.done():
             return
@@ -65,11 +67,11 @@ class LinkCalls:
             answer.set_exception(OutcomeUnknown(f"{self._server} did not answer {method} within {timeout_s} s"))
 
     def are_answered(self) -> bool:
-        """Return True if the other side owes no answer."""
+        """Return True if the other side has answered every call."""
         return all(answer.done() for answer in self._answers.values())
 
     def lose(self) -> None:
-        """Fail all calls, because the link broke before they were answered."""
+        """Fail all unanswered calls, because the link was lost."""
         for waiter in self._answers.values():
             if not waiter.done():
                 waiter.set_exception(OutcomeUnknown(f"the link to {self._server} broke before it answered"))

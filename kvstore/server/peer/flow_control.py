@@ -28,37 +28,38 @@ READS_FIRST = 16
 """Initial limit for reads of one key, until some of them have shown the size of their values. They are read in one turn
 of the event loop, which delays everything else: 128 values of 1 MB took two seconds."""
 LARGE_KEYS_MAX = 2_048
-"""Maximum number of keys per partition that are remembered as having large values."""
+"""Maximum number of keys per partition for which the server remembers that their values are large."""
 OPERATION_TIMEOUT_S = 5.0
-"""Time that a server waits for an operation led by another server."""
+"""Seconds for which a server waits for an operation that another server leads."""
 _BATCH_VALUES_MAX = 16
-"""Maximum size of a batch's results, in largest values."""
+"""Size limit of a batch's results, in units of the largest value."""
 
 Waiting = tuple[PartitionId, Op, int, int, int]
-"""Partition, operation, its number, ring version, and the number of result frames its sender had received."""
+"""A waiting operation: its partition, the operation, its number, its ring version, and the number of result frames
+that its sender had received."""
 
 _GET, _PUT = int(Code.GET), int(Code.PUT)
 _RETURN_OLD = int(Flag.RETURN_OLD)
 _SCANS = frozenset((int(Code.SCAN), int(Code.RANGE), int(Code.SCAN_TOKENS)))
-"""Operations that return as much as they may, and keep no order."""
+"""Operations whose results may be as large as allowed, and which need no order."""
 
 
 class _Queue:
-    """The operations of one kind on one partition."""
+    """The waiting operations of one kind on one partition."""
 
     __slots__ = ("siblings", "values", "values_first", "values_max", "waiting")
 
     def __init__(self, queues: _PartitionQueues, values_first: int) -> None:
         self.siblings = queues
-        """All queues of its partition."""
+        """All queues of the same partition."""
         self.waiting: deque[Waiting] = deque()
         self.values = 0
-        """Number of values that operations in progress from this queue may return."""
+        """Number of values that the operations in progress from this queue may return."""
         self.values_first = self.values_max = values_first
 
 
 class _PartitionQueues:
-    """The operations on one partition: one queue per kind."""
+    """The waiting operations on one partition, with one queue for each kind."""
 
     __slots__ = ("all", "apart", "large", "large_keys", "reads", "scans", "writes")
 
@@ -67,29 +68,29 @@ class _PartitionQueues:
         self.reads, self.large = _Queue(self, READS_FIRST), _Queue(self, VALUES_LARGE_MAX)
         self.all = (self.writes, self.reads, self.large, self.scans)
         self.large_keys: dict[bytes, None] = {}
-        """Keys whose values were large at their last read, in the order of these reads."""
+        """Keys whose values were large at their last read, the least recently read first."""
         self.apart: dict[bytes, int] = {}
-        """Keys of reads that wait in `large`, with the number of these reads. A later read of such a key also waits
-        there, however small its value has become, because reads of one key keep their order."""
+        """Keys of the reads that wait in `large`, with the number of these reads. Later reads of such a key also
+        wait there, even if its value has become small, so that reads of one key keep their order."""
 
     def is_for_large(self, key: bytes) -> bool:
-        """Return True if a read of the key waits in `large`."""
+        """Return True if a read of the key must wait in `large`."""
         return key in self.large_keys or key in self.apart
 
     def add_large(self, read: Waiting) -> None:
-        """Queue the read in `large`, behind all reads there, which came before it."""
+        """Queue the read in `large`, behind all earlier reads there."""
         key = read[1][1]
         self.apart[key] = self.apart.get(key, 0) + 1
         self.large.waiting.append(read)
 
     def no_more_apart(self, key: bytes) -> None:
-        """Note that a read of the key leaves `large`."""
+        """Record that a read of the key has left `large`."""
         self.apart[key] -= 1
         if not self.apart[key]:
             del self.apart[key]
 
     def note_size(self, key: bytes, *, is_large: bool) -> None:
-        """Remember whether the key's value, which was just read, is large."""
+        """Remember whether the value of the key was large when it was just read."""
         self.large_keys.pop(key, None)
         if is_large:
             self.large_keys[key] = None
@@ -105,10 +106,11 @@ class FlowControl:
         """True while the other server does not read its answers."""
         self.waiting = 0
         self.abandoned = -1
-        """Highest number of waiting operations whose results are no longer wanted (abandoned.py)."""
+        """Highest number among the waiting operations whose results nobody waits for (abandoned.py)."""
         self._by_partition: dict[PartitionId, _PartitionQueues] = {}
         self.under_way: dict[int, tuple[_Queue, int, bytes]] = {}
-        """Operations in progress that may return values, by number: queue, number of values, key of a GET."""
+        """Operations in progress that may return values. Maps the number of each to its queue, its number of values
+        and, for a GET, its key."""
 
     def arrive(self, partition: PartitionId, operations: Iterable[Waiting]) -> None:
         queues = self._by_partition.get(partition)
@@ -128,8 +130,8 @@ class FlowControl:
         self.waiting += len(writes) + len(reads) + len(scans) + len(queues.large.waiting) - before
 
     def take(self) -> Iterator[Waiting]:
-        """Yield the operations that may start now, those of one partition and kind in order of arrival. An operation
-        counts as started when it is yielded."""
+        """Yield the operations that may start now. Operations of one partition and kind are yielded in order of
+        arrival. An operation counts as started when it is yielded."""
         if not self.waiting or self.is_held:
             return
         for queues in self._by_partition.values():
@@ -155,19 +157,19 @@ class FlowControl:
                     yield waiting.popleft()
 
     def newest(self) -> int:
-        """Return the number of the newest waiting operation; 0 if none waits."""
+        """Return the number of the newest waiting operation, or 0 if none waits."""
         return max((waiting[-1][2] for waiting in self._all_waiting()), default=0)
 
     def oldest(self, heard: int) -> int:
-        """Return how many result frames the sender had received when it sent the oldest waiting operation, or
-        `heard`."""
+        """Return the number of result frames that the sender of the oldest waiting operation had received when it
+        sent the operation; `heard` if none waits."""
         return min((waiting[0][4] for waiting in self._all_waiting()), default=heard)
 
     def _all_waiting(self) -> Iterator[deque[Waiting]]:
         return (queue.waiting for queues in self._by_partition.values() for queue in queues.all if queue.waiting)
 
     def end(self, number: int, size: int) -> None:
-        """Complete an operation that was answered with a value of `size` bytes, or without a value."""
+        """Record that an operation was answered with a value of `size` bytes, or with no value."""
         found = self.under_way.pop(number, None)
         if found is None:
             return
@@ -185,13 +187,13 @@ class FlowControl:
             queue.values_max = more if queue.waiting else min(more, queue.values_first)
 
     def clear(self) -> None:
-        """Drop everything, because the connection is lost."""
+        """Drop all operations, because the connection was lost."""
         self._by_partition.clear()
         self.waiting = 0
 
 
 def values_of(op: Op) -> int:
-    """Return the maximum size of an operation's answer, in largest values."""
+    """Return the maximum size of an operation's result, in units of the largest value."""
     match op[0]:
         case Code.GET | Code.SCAN | Code.RANGE:
             return 1

@@ -30,7 +30,7 @@ from kvstore.partition.state.traits import IN_BATCH, KEYLESS
 FRAME_BYTES_MAX = 32 << 20
 HEADER = struct.Struct(">I")
 BODY_BYTES_MAX = 8 << 20
-"""Maximum size of the body of a call between replicas, and of its answer."""
+"""Maximum size in bytes of the body of a call between replicas and of its answer."""
 
 _Key = Annotated[bytes, Meta(min_length=1, max_length=KEY_BYTES_MAX)]
 _Value = Annotated[bytes, Meta(max_length=VALUE_BYTES_MAX)]
@@ -43,7 +43,7 @@ _ERROR_EXT = 1
 
 
 class Lane(Struct, array_like=True):
-    """Operations on one partition, by the sender's numbers."""
+    """Operations on one partition, with the sender's numbers."""
 
     partition: _Name
     gets: list[tuple[_Id, _Get]] = []
@@ -51,7 +51,8 @@ class Lane(Struct, array_like=True):
     others: list[tuple[_Id, tuple[Any, ...]]] = []
 
     def in_order(self) -> tuple[list[tuple[int, Op]], list[tuple[int, InvalidRequest]]]:
-        """Return all operations in submission order, and the errors of rarer operations that are invalid."""
+        """Return all operations in the order of their submission, and the errors of operations of the rarer kinds
+        that are invalid."""
         if not self.puts and not self.others:
             return self.gets, []
         good: list[tuple[int, Op]] = [*self.gets, *self.puts]
@@ -66,29 +67,31 @@ class Lane(Struct, array_like=True):
 
 
 class Operations(Struct, array_like=True, tag=1):
-    """Operations that the sender received and the receiver leads."""
+    """Operations that clients sent to the sender and that the receiver leads."""
 
     ring_version: int
     lanes: list[Lane]
     heard: _Id = 0
-    """Number of result frames that the sender had received. Operations sent before the sender received a refusal are
-    refused too, so that a partition's operations are done in the order in which they came to the sender."""
+    """Number of result frames that the sender had received. Operations that were sent before the sender received a
+    refusal are refused too, so that a partition's operations are executed in the order in which they reached the
+    sender."""
 
 
 class Results(Struct, array_like=True, tag=2):
-    """Answers to operations, in any order."""
+    """Results of operations, in any order."""
 
     numbers: list[tuple[_Id, int]] = []
-    """Versions and sequences."""
+    """Operations whose result is a number (a version or a sequence)."""
     records: list[tuple[_Id, tuple[bytes, int, int, int, int]]] = []
     absent: list[_Id] = []
     others: list[tuple[_Id, Any]] = []
     progress: list[tuple[_Name, int, int]] = []
-    """(partition, sequence, time) of at least the progress of any answer in this frame."""
+    """(partition, sequence, time) for each partition. It is at least as high as the progress of any result in this
+    frame."""
 
 
 class Call(Struct, array_like=True, tag=3):
-    """A question of one partition's replica to another replica."""
+    """A call from one replica of a partition to another replica."""
 
     number: _Id
     partition: _Name
@@ -97,7 +100,7 @@ class Call(Struct, array_like=True, tag=3):
 
 
 class Answer(Struct, array_like=True, tag=4):
-    """The answer to a Call: bytes or an error."""
+    """The answer to a Call: bytes, or an error."""
 
     number: _Id
     body: Annotated[bytes, Meta(max_length=BODY_BYTES_MAX)] = b""
@@ -105,24 +108,24 @@ class Answer(Struct, array_like=True, tag=4):
 
 
 class Ping(Struct, array_like=True, tag=5):
-    """Shows that the sender is alive. It is echoed."""
+    """Shows that the sender is alive. The receiver echoes it."""
 
     number: _Id
 
 
 class Goodbye(Struct, array_like=True, tag=6):
-    """Asks the sender of operations to send nothing more, and to close when everything is answered."""
+    """Asks the other side to send no more operations, and to close the link when all of its operations are answered."""
 
 
 Message = Operations | Results | Call | Answer | Ping | Goodbye
 
 
 class FrameError(Exception):
-    """A peer sent bytes that are not a frame of this protocol."""
+    """Raised if a peer sent bytes that are not a valid frame of this protocol."""
 
 
 def encode(message: Message) -> bytes:
-    """Return the message as a frame. Raises FrameError if it exceeds the maximum size."""
+    """Return the frame of a message. Raises FrameError if it exceeds the maximum size."""
     body = _encoder.encode(message)
     if len(body) > FRAME_BYTES_MAX:
         raise FrameError(f"expected a frame of at most {FRAME_BYTES_MAX} bytes, got {len(body)}")
@@ -137,7 +140,7 @@ def _decoded(body: bytes) -> Message:
 
 
 class Frames:
-    """Splits a stream of bytes into frames. Holds at most one incomplete frame."""
+    """Splits a stream of bytes into frames. Buffers at most one incomplete frame."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -145,7 +148,8 @@ class Frames:
         self._needed = HEADER.size
 
     def feed(self, data: bytes) -> Iterator[Message]:
-        """Yield the messages that `data` completes. Raises FrameError for malformed frames and excessive lengths."""
+        """Add received bytes and yield the messages that they complete. Raises FrameError for a malformed frame or
+        one that is too long."""
         size = len(data)
         may_be_one = not self._size and HEADER.size <= size <= FRAME_BYTES_MAX
         if may_be_one and HEADER.unpack_from(data)[0] == size - HEADER.size:  # the common case
@@ -194,13 +198,13 @@ _SHAPES: dict[int, tuple[type, ...]] = {
     Code.CHECK: (_INT, _BYTES, _INT, _INT, object),
 }
 _RANGES = frozenset((int(Code.SCAN), int(Code.RANGE)))
-"""Ranges may begin one byte beyond the longest key."""
+"""Operations on ranges. A range may begin one byte beyond the longest key."""
 _WITH_REQUEST = frozenset(code for code, shape in _SHAPES.items() if object in shape)
 
 
 def restored(op: tuple[Any, ...]) -> Op:
-    """Return one of the rarer operations in the form that partitions take: nested arrays as tuples, and the request id
-    as a RequestId. Raises FrameError for anything that is not an operation."""
+    """Return an operation of a rarer kind in the form that partitions accept: nested arrays become tuples, and the
+    request id becomes a RequestId. Raises FrameError if it is not a valid operation."""
     if not op:
         raise FrameError("expected an operation, got an empty array")
     code = op[0]
@@ -216,7 +220,7 @@ def restored(op: tuple[Any, ...]) -> Op:
 
 
 def check_op(op: tuple[Any, ...]) -> None:
-    """Raise FrameError unless `op` has the shape and the bounds of an operation."""
+    """Raise FrameError unless `op` has the shape of an operation and stays within its bounds."""
     shape = _SHAPES.get(op[0]) if op and type(op[0]) is int else None
     if shape is None or not len(shape) - (op[0] == Code.SCAN_TOKENS) <= len(op) <= len(shape):
         raise FrameError("expected a known operation")

@@ -1,4 +1,5 @@
-"""A connection whose client claims to be another server, until the claim is proven (docs/protocol.md H8)."""
+"""Handles a connection from a client that claims to be another server, until that server has proven its identity
+(docs/protocol.md H8)."""
 
 from __future__ import annotations
 
@@ -16,10 +17,10 @@ from kvstore.types import ServerId
 log = logging.getLogger(__name__)
 
 PROOF_S = 2.0
-"""Maximum time for a proof."""
+"""Maximum time in seconds for a proof."""
 SAID_AGAIN_S = 60.0
 SAID_MAX = 1_000
-"""Maximum number of remembered addresses, so that each is logged once per SAID_AGAIN_S."""
+"""Maximum number of remembered addresses. An address is remembered so that it is logged only once per SAID_AGAIN_S."""
 
 
 class RefusedPeers:
@@ -45,7 +46,7 @@ class RefusedPeers:
 
 
 def shown_on(stream: Stream) -> Certificate | None:
-    """Return the other side's certificate, if the listener requests one."""
+    """Return the certificate of the other side, or None if the listener requests none."""
     found: Certificate | None = stream.get_extra_info("peercert")
     return found
 
@@ -57,19 +58,19 @@ class HandshakeOwner(Protocol):
     versions: versions.Versions
 
     def host_of(self, server: ServerId) -> str | None:
-        """Return the host at which the server is or was last registered."""
+        """Return the host at which the server is registered or was last registered, or None."""
         ...
 
     def open(self, server: ServerId, stream: Stream, answer: bytes, version: int) -> StreamHandler:
-        """Start the link of a server with proven identity. Raises HandshakeRefused."""
+        """Start the link of a server that has proven its identity. Raises HandshakeRefused."""
         ...
 
     def note_refused(self, stream: Stream, refused: HandshakeRefused) -> None: ...
 
 
 class PeerHandshake:
-    """The StreamHandler of such a connection until the link takes over the stream, or until the other side is gone.
-    `leave` is called then."""
+    """The StreamHandler of a connection during the handshake, until the link takes over the stream or the other side
+    disconnects. `leave` is called at that moment."""
 
     def __init__(self, owner: HandshakeOwner, words: list[bytes], stream: Stream, leave: Callable[[], None]) -> None:
         """Raises HandshakeRefused."""
@@ -107,10 +108,10 @@ class PeerHandshake:
         self._leave()
 
     def pause_writing(self) -> None:
-        """Nothing to do: the handshake sends little."""
+        """Does nothing, because the handshake sends few bytes."""
 
     def resume_writing(self) -> None:
-        """Nothing to do: the handshake sends little."""
+        """Does nothing, because the handshake sends few bytes."""
 
     def _time_is_up(self) -> None:
         self._refuse(HandshakeRefused(f"peer: no proof within {PROOF_S:g} s"))

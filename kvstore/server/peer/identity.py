@@ -1,7 +1,7 @@
-"""Checks whether a certificate belongs to the server that shows it (docs/protocol.md H8). Decides only.
+"""Checks whether a certificate belongs to the server that presents it (docs/protocol.md H8). Decides only.
 
 A certificate belongs to a server if it names the server's id, or the host at which the server is or was registered in
-the metadata store. A client's certificate names neither, although the same CA has signed it.
+the metadata store. The certificate of a client names neither, although the same CA signed it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ Certificate = Mapping[str, Any]
 
 
 def certificate_fault(certificate: Certificate | None, server: str, host: str | None) -> str:
-    """Return why the certificate does not belong to the server; empty if it does, or if none was required."""
+    """Return the reason why the certificate does not belong to the server. Empty if it belongs to the server, or if
+    the listener required no certificate."""
     if not certificate:
         return ""
     names = list(_names(certificate))
@@ -27,8 +28,8 @@ def certificate_fault(certificate: Certificate | None, server: str, host: str | 
 
 
 def is_named(certificate: Certificate | None, wanted: Iterable[str]) -> bool:
-    """Return True if a common or alternative name is in `wanted`. `*.kv.internal` matches every name one label below
-    it."""
+    """Return True if a common name or alternative name of the certificate is in `wanted`. `*.kv.internal` in
+    `wanted` matches every name one label below it."""
     names = [value for kind, value in (certificate or {}).get("subjectAltName", ()) if kind in ("DNS", "IP Address")]
     names += common_names(certificate)
     return any(_covers(each, name) for each in wanted for name in names)
@@ -40,7 +41,7 @@ def host_of(address: str) -> str:
 
 
 def _names(certificate: Certificate) -> Iterator[str]:
-    """Yield the alternative names; the common name only if there are none, as for hosts."""
+    """Yield the alternative names of the certificate, or its common name if there are none, as for hosts."""
     alternative = [name for kind, name in certificate.get("subjectAltName", ()) if kind in ("DNS", "IP Address")]
     if alternative:
         yield from alternative

@@ -1,7 +1,8 @@
 """One link to another server: a connection for operations that the other server leads, and for calls between replicas.
 
-Everything submitted in one turn of the event loop leaves as one frame, and results come back in frames. When a link
-breaks, reads and everything unsent go back to the dispatcher; a mutation that had been sent becomes OutcomeUnknown.
+All operations that are submitted in one turn of the event loop leave in one frame, and results arrive in frames. When a
+link breaks, reads and unsent operations return to the dispatcher, and mutations that had been sent fail with
+OutcomeUnknown.
 """
 
 from __future__ import annotations
@@ -38,18 +39,18 @@ log = logging.getLogger(__name__)
 _GET, _PUT = int(Code.GET), int(Code.PUT)
 
 SILENCE_S = 3.0
-"""Time of silence after which a link that owes answers counts as broken."""
+"""Seconds of silence after which a link with unanswered operations or calls counts as broken."""
 QUIET_S = 2.0
 """Time of silence that does not occur on a link with open answers while the other side is alive, because a ping is
 echoed after 1.0 to 1.7 s."""
 SWEEP_S = 0.5
 STOOD_STILL_S = 2 * SWEEP_S
-"""Delay of a sweep that shows that this process was stopped or starved."""
+"""Delay in seconds of a sweep that shows that this process was stopped or got no CPU time."""
 WRITE_HIGH_BYTES = 4 << 20
 
 
 class LinkOwner(Protocol):
-    """The owner of links. Implemented by kvstore.server.peer.links.PeerLinks."""
+    """The owner of all links. Implemented by kvstore.server.peer.links.PeerLinks."""
 
     beat: Beat
     credentials: Credentials
@@ -60,7 +61,7 @@ class LinkOwner(Protocol):
     traces: Traces
 
     def version_to(self, server: ServerId) -> int:
-        """Return the version of a link to the server."""
+        """Return the protocol version to use for a link to the server."""
         ...
 
     def lost(self, link: PeerLink) -> None:
@@ -68,18 +69,20 @@ class LinkOwner(Protocol):
         ...
 
     def complain(self, server: ServerId, error: FrameError) -> None:
-        """Handle a server that has not proven its identity or has sent malformed frames."""
+        """Handle a server that failed to prove its identity or sent malformed frames."""
         ...
 
 
 class PeerLink:
-    """One connection to another server, from connecting to its loss; a StreamHandler. Not reused after that."""
+    """A StreamHandler for one connection to another server, from connecting until the connection is lost. It is not
+    reused."""
 
     def __init__(self, links: LinkOwner, server: ServerId) -> None:
         self.server = server
         self.is_open = False
         self._is_full = self._is_leaving = self._is_outdone = False
-        """The other side does not read; it is stopping; both sides support a higher version by now."""
+        """True if, respectively: the other side does not read; the other side is stopping; both sides now support a
+        higher version than this link's."""
         self.flight = Flight(server, links.forwarded_max)
         self._links, self._traces = links, links.traces
         self._stream: Stream | None = None
@@ -88,26 +91,26 @@ class PeerLink:
         self._caller = CallingSide(links.credentials, server, self.version)
         self._frames = Frames()
         self._lanes: dict[PartitionId, Lane] = {}
-        """Operations for the next frame, at the end of this turn of the event loop."""
+        """Operations for the next frame, which is sent at the end of this turn of the event loop."""
         self._frame_bytes = 0
-        """At least the bytes of the next frame to be handled."""
+        """Lower bound of the bytes of the next frame to handle."""
         self._results = 0
         """Number of result frames received."""
         self._answers = ResultDelivery()
         self._sweeps: deque[tuple[float, int]] = deque()
-        """The time of each sweep, and the last number in progress then."""
+        """The time of each sweep, and the last number in use at that time."""
         self._calls = LinkCalls(server, self._write, self.flight.next_number)
         self.heard_at = self._swept_at = links.now()
-        """When bytes of the other side last arrived, or when connecting began. A pause of this process does not count
-        as silence."""
+        """Time at which bytes from the other side last arrived, or at which connecting began. A pause of this
+        process does not count as silence."""
         self._timer: asyncio.TimerHandle | None = None
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when the link is usable; OSError or FrameError if it never will be."""
+        """Completes when the link is usable, or with OSError or FrameError if it cannot be opened."""
 
     # ── operations ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def add(self, partition: PartitionId, number: int, op: Op) -> None:
-        """Send an operation of the flight with the next frame."""
+        """Send an operation of the flight, which has this number, with the next frame."""
         lane = self._lanes.get(partition) or self._new_lane(partition)
         if op[0] == _GET:
             lane.gets.append((number, op))
@@ -117,7 +120,7 @@ class PeerLink:
             lane.others.append((number, op))
 
     def add_puts(self, partition: PartitionId, numbers: range, ops: Sequence[Op]) -> None:
-        """Send puts of the flight with the next frame."""
+        """Send puts of the flight, which have these numbers, with the next frame."""
         lane = self._lanes.get(partition) or self._new_lane(partition)
         lane.puts += zip(numbers, ops, strict=True)
 
@@ -129,12 +132,12 @@ class PeerLink:
 
     @property
     def in_flight(self) -> int:
-        """Number of operations sent and not answered."""
+        """Number of operations that were sent and are not answered."""
         return len(self.flight.pending)
 
     async def call(self, partition: PartitionId, method: str, body: bytes, timeout_s: float) -> bytes:
-        """Make one call between replicas. Raises Overloaded, OutcomeUnknown, Unavailable if the link was lost after it
-        was opened, and what the other side raised."""
+        """Make a call between replicas and return its answer. Raises Overloaded, OutcomeUnknown, Unavailable if the
+        link was lost after it had been opened, and the error that the other side raised."""
         if not self.is_open:
             raise Unavailable(f"the link to {self.server} was lost")
         return await self._calls.make(partition, method, body, timeout_s)
@@ -192,8 +195,8 @@ class PeerLink:
         self.flight.is_closed_for_more = self._is_full or self._is_leaving or self._is_outdone or not self.is_open
 
     def _greet(self, data: bytes) -> bytes:
-        """Prove that this server belongs to the cluster, verify the other side's proof, and return the bytes after
-        that."""
+        """Prove that this server belongs to the cluster, and verify the proof of the other side. Return the received
+        bytes that follow the handshake."""
         proof, rest = self._caller.take(data)
         self._write(proof)
         if not self._caller.is_proven:
@@ -216,7 +219,7 @@ class PeerLink:
             self._stream.write(data)
 
     def flush(self) -> None:
-        """Send what was submitted in this turn."""
+        """Send the operations that were submitted in this turn of the event loop."""
         if not (self.is_open and self._lanes):
             return
         lanes, self._lanes = list(self._lanes.values()), {}
@@ -233,7 +236,7 @@ class PeerLink:
                 self._send_singly(lane)
 
     def _send_singly(self, lane: Lane) -> None:
-        """Send each operation in a frame of its own, because together they are too large."""
+        """Send each operation in its own frame, because all of them together exceed the size of a frame."""
         for number, op in sorted([*lane.gets, *lane.puts, *lane.others]):
             single = Lane(lane.partition, [], [], [(number, op)])
             self._write(self._encoded([single]))
@@ -283,15 +286,15 @@ class PeerLink:
             self._links.dispatcher.reads_answered(self.flight)
 
     def _give(self, numbers: list[int], results: list[Any]) -> None:
-        """Complete these operations of the flight; some may already be over."""
+        """Complete these operations of the flight. Some of them may already have ended."""
         ended = list(map(self.flight.pending.pop, numbers, repeat(None)))
         there = [(entry[1], result) for entry, result in zip(ended, results, strict=True) if entry is not None]
         self.flight.bytes -= sum([pending.size for pending, _ in there])
         self._answers.give_all([(pending.sink, pending.token, result) for pending, result in there])
 
     def _take_refusals(self, results: list[tuple[int, Any]]) -> None:
-        """Take back refused operations, which are sent again before anything later is submitted. Operations submitted
-        before this frame arrived are marked so (docs/protocol.md M15)."""
+        """Take back refused operations. They are routed again before any later operation is submitted. Operations
+        that were submitted before this frame arrived are marked accordingly (docs/protocol.md M15)."""
         refused = sorted((each for each in results if isinstance(each[1], NotLeader | Moved)), key=itemgetter(0))
         if refused:
             self.flush()
@@ -300,7 +303,8 @@ class PeerLink:
     # ── loss and silence ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _give_up(self) -> None:
-        """Report the loss of the connection, and of everything unsent, to the dispatcher and the callers."""
+        """Report the loss of the connection to the dispatcher and to the waiting callers, together with everything
+        unsent."""
         columns = (column for lane in self._lanes.values() for column in (lane.gets, lane.puts, lane.others))
         unsent = (number for column in columns for number, _ in column)
         first_unsent = min(unsent, default=self.flight.last_number + 1)
@@ -309,7 +313,7 @@ class PeerLink:
         self._calls.lose()
 
     def _sweep(self) -> None:
-        """End operations that have waited too long, and a silent link that owes answers."""
+        """End operations that have waited too long, and close the link if it owes answers and is silent."""
         now = self._links.now()
         self._timer = asyncio.get_running_loop().call_later(self._links.beat.delay_s(SWEEP_S), self._sweep)
         since_s, self._swept_at = now - self._swept_at, now
@@ -363,13 +367,14 @@ class PeerLink:
 
     # docs/protocol.md P40
     def last_heard_at(self, now: float) -> float:
-        """Return when bytes of the other side of a lost link last arrived; `now` if this process was just paused."""
+        """Return the time at which bytes last arrived from the other side of a lost link; `now` if this process was
+        just paused."""
         return self.heard_at if self._is_awake(now) else now
 
     # docs/protocol.md P40
     def silent_s(self, now: float) -> float | None:
-        """Return for how many seconds the other side has owed an answer and sent nothing, not even a ping echo. None if
-        that is short, if it owes nothing, or if this process was just paused."""
+        """Return the seconds for which the other side has owed an answer and sent nothing, not even a ping echo.
+        Return None if that time is short, if the other side owes nothing, or if this process was just paused."""
         silent_s = now - self.heard_at
         return silent_s if silent_s >= QUIET_S and self._is_awake(now) and self._owes_answers() else None
 
@@ -380,8 +385,8 @@ class PeerLink:
 
     # docs/protocol.md V3
     def _known_there(self, lanes: list[Lane]) -> list[Lane]:
-        """Return the lanes without operations that the other side does not know and would call malformed. These
-        operations are refused here, soon."""
+        """Remove and refuse the operations that the other side does not know and would reject as malformed, and
+        return the remaining lanes. The refusals are delivered soon, not inside this call."""
         unknown: dict[int, int] = {}
         for lane in lanes:
             wanted = [(number, version_of(op)) for number, op in lane.others]
@@ -393,7 +398,7 @@ class PeerLink:
         return [lane for lane in lanes if lane.gets or lane.puts or lane.others]
 
     def _refuse(self, unknown: dict[int, int]) -> None:
-        """Refuse operations, given by number with the cluster version that each needs."""
+        """Refuse operations. `unknown` maps the number of each to the cluster version that it needs."""
         errors = [
             NotYetRaised(
                 f"expected cluster version {version}, but server {self.server}, which leads the partition, does not "
@@ -407,7 +412,7 @@ class PeerLink:
 
 
 def _weigh(flight: Flight, results: Results, now: float) -> None:
-    """Note which clients' values are large, before the clients receive them."""
+    """Record for which clients large values have arrived, before the clients receive them."""
     reads, pending = flight.reads, flight.pending
     for number, record in results.records:
         size = len(record[0])

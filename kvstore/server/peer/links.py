@@ -1,5 +1,5 @@
-"""Manages the links to other servers: which servers have one, how it is opened, and the calling half of the replicas'
-Peers."""
+"""Manages the links to other servers: which servers have a link, how it is opened, and outgoing calls between
+replicas."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from kvstore.types import PartitionId, ServerId
 CONNECT_TIMEOUT_S = 2.0
 CONNECT_AGAIN_S = 0.1
 CUT_OFF_S = 5.0
-"""Time for which a failed connection attempt counts as information about the network."""
+"""Seconds for which a failed connection attempt counts as evidence of a network failure."""
 HERE_MAX = 1_024
 """Maximum number of concurrent calls between replicas on this server."""
 REFUSAL_S = 60.0
-"""Time for which a refused link is reported, unless the next attempt succeeds."""
+"""Seconds for which a refused link is reported, unless the next attempt succeeds."""
 COMPLAIN_S = 60.0
-"""Interval of log lines about a refused link, which is retried constantly."""
+"""Interval in seconds between log lines about a refused link, because the link is retried constantly."""
 
 log = logging.getLogger(__name__)
 
 
 class PeerLinks:
-    """The links to all other servers: the dispatcher's links, and the calling half of the replicas' Peers."""
+    """The links to all other servers. The dispatcher sends operations over them, and replicas make calls over them."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class PeerLinks:
         serve_here: Callable[[ServerId, PartitionId, str, bytes], Awaitable[bytes]],
         known: versions.Versions = versions.FIXED,
     ) -> None:
-        """`known`: the version that this server supports and its cluster's version."""
+        """`known` provides the version that this server supports and the version of its cluster."""
         self._versions = known
         self.credentials, self.dispatcher, self.forwarded_max = credentials, dispatcher, forwarded_max
         self.server = credentials.server
@@ -57,27 +57,27 @@ class PeerLinks:
         self._nursery = env.nursery.child("peer links")
         self.by_server: dict[ServerId, PeerLink] = {}
         self._addresses: dict[ServerId, str] = {}
-        """The last known addresses. A server whose znode is gone may still be running."""
+        """The last known address of each server. A server whose znode is gone may still be running."""
         self._refused_at: dict[ServerId, float] = {}
         self._reach = Reach()
         self._complaints = 0
         self._complained_at: dict[ServerId, float] = {}
         self._refusals: dict[ServerId, tuple[float, str]] = {}
-        """Time and reason of the last refusal by each server."""
+        """The time and reason of the last refusal by each server."""
         self.lost_links = 0
         self._is_closed = False
 
     # ── for the dispatcher ────────────────────────────────────────────────────────────────────────────────────────────
 
     def connect(self, server: ServerId) -> None:
-        """Start opening a link to the server, if there is none."""
+        """Start opening a link to the server, unless there is one already."""
         if server not in self.by_server:
             self._open(server)
 
     def is_cut_off(self, servers: Collection[ServerId]) -> bool:
-        """Return True if the last connection attempts to all of these servers have failed. Requires at least two
-        servers, because the silence of one says more about that server. A server that is cut off retries here, because
-        it receives no operations that would cause it to connect."""
+        """Return True if the last connection attempts to all of these servers failed. Requires at least two servers,
+        because one silent server tells more about that server than about the network. This call retries the
+        connections, because a server that is cut off receives no operations that would open them."""
         since = self.now() - CUT_OFF_S
         if len(servers) < 2 or not all(self._has_failed(server, since) for server in servers):
             return False
@@ -87,7 +87,7 @@ class PeerLinks:
         return True
 
     def flush(self) -> None:
-        """Send what was submitted."""
+        """Send the operations that were submitted in this turn of the event loop, on every link."""
         for link in self.by_server.values():
             link.flush()
 
@@ -124,8 +124,8 @@ class PeerLinks:
         return self._reach.unheard_s(server, self.now())
 
     async def _call_here(self, partition: PartitionId, method: str, body: bytes, timeout_s: float) -> bytes:
-        """Call a replica on this server as over a link: the timeout holds, and a started call runs to its end even if
-        its caller is cancelled."""
+        """Call a replica on this server as if over a link: the timeout applies, and a call that has started runs to
+        its end even if its caller is cancelled."""
         if self._is_closed:
             raise Unavailable(f"server {self.server} is stopping")
         if self._here >= HERE_MAX:
@@ -159,7 +159,7 @@ class PeerLinks:
     # ── for links ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def lost(self, link: PeerLink) -> None:
-        """Handle the loss of a link. Another one is opened when needed."""
+        """Handle the loss of a link. Another link is opened when it is needed."""
         if self.by_server.get(link.server) is link:
             del self.by_server[link.server]
             self.lost_links += 1
@@ -169,15 +169,15 @@ class PeerLinks:
 
     # docs/protocol.md V3
     def version_to(self, server: ServerId) -> int:
-        """Return the highest version that both sides support, as far as the server has stated its version. All servers
-        support the cluster version."""
+        """Return the highest version that both sides are known to support. Every server supports the cluster
+        version."""
         member = self.dispatcher.topology.servers.get(server)
         its = max(member.can if member is not None else versions.FIRST, self._versions.cluster)
         return versions.link_version(min(its, self._versions.can))
 
     def complain(self, server: ServerId, error: FrameError) -> None:
-        """Handle a server that refuses the link, does not prove its identity, or has sent malformed frames: the link
-        ends."""
+        """Close the link to a server that refuses it, failed to prove its identity or sent malformed frames, and log
+        the error."""
         self._complaints += 1
         now = self.now()
         self._refusals[server] = now, str(error)
@@ -186,7 +186,7 @@ class PeerLinks:
             log.warning("server=%s link refused or ended: %s", server, error)
 
     def refusals(self) -> dict[ServerId, str]:
-        """Return why servers have recently refused the links of this server."""
+        """Return the reasons why servers have recently refused links from this server, by server."""
         since = self.now() - REFUSAL_S
         return {
             server: reason
@@ -203,7 +203,7 @@ class PeerLinks:
         }
 
     async def close(self) -> None:
-        """End every link and open no more. Operations in progress end as after a loss."""
+        """Close every link and open no more. Operations in progress end as after the loss of a link."""
         self._is_closed = True
         for server in sorted(self.by_server):
             self.by_server[server].close()
@@ -213,8 +213,8 @@ class PeerLinks:
         await self._nursery.close()
 
     def _look(self) -> None:
-        """Retry unheard servers while they are registered. Nothing else would connect to them, because they lead
-        nothing."""
+        """Retry the registered servers that are unreachable. Nothing else would connect to them, because they lead
+        no partitions."""
         if self._is_closed:
             return
         unheard = self._reach.look(self.now())
@@ -233,8 +233,8 @@ class PeerLinks:
         return (link is None or not link.is_open) and self._refused_at.get(server, since) > since
 
     def _open(self, server: ServerId, *, at_once: bool = False) -> PeerLink | None:
-        """Start connecting. Returns None if no address is known, if the last attempt failed a moment ago, or after
-        `close`."""
+        """Start connecting and return the link. Return None if no address is known, if the last attempt failed a
+        moment ago, or after `close`."""
         address = self._address_of(server)
         if (
             address is None

@@ -1,4 +1,5 @@
-"""A node's part in the links between servers: its credentials, and both halves of links as its replicas use them."""
+"""Connects the replicas of a node to the links between servers: the node's credentials, and outgoing and incoming
+calls."""
 
 from __future__ import annotations
 
@@ -16,13 +17,14 @@ from kvstore.types import PartitionId, ServerId
 
 
 async def credentials_of(env: Env, server: ServerId, store: MetadataStore, secret: ClusterSecret) -> Credentials:
-    """Return the credentials with which the server proves that it belongs to the cluster. Raises MetadataError."""
+    """Return the credentials with which the server proves that it belongs to the cluster. Reads the cluster's id
+    from the metadata store. Raises MetadataError."""
     cluster = await LayoutStore(store).instance_id()
     return Credentials(server, cluster, secret.derive_all(PURPOSE), partial(env.random.randbytes, NONCE_BYTES))
 
 
 class NodePeers:
-    """The replicas' Peers: calls go out over this server's links and arrive at its peer server."""
+    """The replicas' Peers. Outgoing calls use this server's links, and incoming calls arrive at its PeerServer."""
 
     def __init__(self, links: PeerLinks, server: PeerServer) -> None:
         self.call, self.unheard_s = links.call, links.unheard_s

@@ -37,18 +37,18 @@ _CALLER, _CALLED = b"caller", b"called"
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """The secrets with which a server proves its identity."""
+    """The secrets with which a server proves that it belongs to the cluster."""
 
     server: ServerId
     cluster: str
     """The cluster's instance id."""
     keys: tuple[bytes, ...] = field(repr=False)
-    """Keys derived from the cluster's secret for this purpose: first the one to use, then further accepted ones."""
+    """Keys derived from the cluster's secret for this purpose. The first is used for new proofs; all are accepted."""
     nonce: Callable[[], bytes] = field(repr=False)
 
 
 class HandshakeRefused(Exception):
-    """The other side is refused. `answer` is sent to it; the error's text is logged."""
+    """Raised to refuse the other side. `answer` is sent to it, and the text of the error is logged."""
 
     def __init__(self, answer: str, text: str = "") -> None:
         super().__init__(text or answer)
@@ -57,7 +57,7 @@ class HandshakeRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Meeting:
-    """The greetings of both sides of one link."""
+    """The values that both sides of a link exchange in their greetings."""
 
     version: int
     caller: bytes
@@ -80,7 +80,7 @@ class _Meeting:
 
 
 class CallingSide:
-    """The connecting side. Call `take` with received bytes until `is_proven`."""
+    """The side that opens the connection. Call `take` with received bytes until `is_proven` is True."""
 
     def __init__(self, credentials: Credentials, called: ServerId, version: int = LINK_FIRST) -> None:
         """`version` is the version of the link."""
@@ -92,7 +92,7 @@ class CallingSide:
         self._received = b""
 
     def hello(self) -> bytes:
-        """Return the first message."""
+        """Return the first message to send."""
         own = self._own
         words = [
             b"KVSTORE.PEER",
@@ -105,8 +105,8 @@ class CallingSide:
         return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
 
     def take(self, data: bytes) -> tuple[bytes, bytes]:
-        """Handle bytes of the other side's greeting. Returns the bytes to send and the bytes after the other side's
-        proof. Raises FrameError if that side refuses or does not belong to this cluster."""
+        """Handle received bytes. Return the bytes to send, and the received bytes that follow the other side's
+        proof. Raises FrameError if the other side refuses the link or does not belong to this cluster."""
         self._received += data
         line, end, rest = self._received.partition(b"\r\n")
         if not end:
@@ -134,13 +134,13 @@ class CallingSide:
 
 
 class CalledSide:
-    """The accepting side, connected to by a caller that claims to be a server."""
+    """The side that accepts the connection of a caller that claims to be a server."""
 
     def __init__(
         self, credentials: Credentials, words: list[bytes], *, least: int = LINK_FIRST, most: int = LINK_LATEST
     ) -> None:
-        """`words` are the words of the greeting after the first; `least` to `most` are the accepted link versions.
-        Raises HandshakeRefused."""
+        """`words` are the words of the caller's greeting after the first. `least` and `most` are the lowest and
+        highest accepted link versions. Raises HandshakeRefused."""
         own = credentials
         version = next((each for each in range(least, most + 1) if words[0] == b"%d" % each), None)
         if version is None:
@@ -162,11 +162,12 @@ class CalledSide:
         self._received = b""
 
     def nonce(self) -> bytes:
-        """Return the first answer."""
+        """Return the first message to send, which contains this side's nonce."""
         return b"+%b\r\n" % self._meeting.calleds_nonce.hex().encode()
 
     def take(self, data: bytes) -> bytes:
-        """Return the answer to a valid proof, or empty while it is incomplete. Raises HandshakeRefused."""
+        """Handle received bytes. Return the answer to a valid proof, or empty bytes while the proof is incomplete.
+        Raises HandshakeRefused."""
         self._received += data
         if len(self._received) > PROOF_BYTES:
             raise HandshakeRefused(f"peer: expected a proof of {PROOF_BYTES} bytes and nothing more")

@@ -1,8 +1,8 @@
-"""Tracks since when each other server has been silent. Decides only.
+"""Tracks how long each other server has been silent. Decides only.
 
-Its information comes from links that exist anyway: received bytes, lost links and connection attempts. Servers use it
-to judge a leader and each other (docs/protocol.md, P25, P40). It therefore measures only time in which this process was
-running: a paused process has received nothing, which says nothing about the others.
+The information comes from links that exist anyway: received bytes, lost links and connection attempts. Servers use it
+to judge their leader and each other (docs/protocol.md, P25, P40). Only time in which this process was running counts,
+because a paused process receives nothing, which tells nothing about the other servers.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 from kvstore.types import ServerId
 
 LOOK_S = 0.5
-"""Interval of calls of `look` while a server is unheard."""
+"""Interval in seconds at which `look` is called while a server is unheard."""
 STOOD_STILL_S = 2 * LOOK_S
-"""Delay of a call of `look` that shows that this process was paused or starved."""
+"""Delay in seconds of a call of `look` that shows that this process was paused or got no CPU time."""
 
 
 class Reach:
-    """The servers that are silent now, and since when. Times are seconds of the boot-time clock."""
+    """The servers that are silent now, and since when. All times are seconds of the boot-time clock."""
 
     def __init__(self) -> None:
         self._since: dict[ServerId, float] = {}
@@ -24,12 +24,13 @@ class Reach:
         self._is_looking = False
 
     def heard(self, server: ServerId) -> None:
-        """Note that a link to the server is open."""
+        """Record that a link to the server is open."""
         self._since.pop(server, None)
 
     def lost(self, server: ServerId, heard_at: float, now: float) -> bool:
-        """Note that the link to the server was lost or could not be opened. `heard_at` is when its last bytes arrived,
-        or when the attempt began. Return True if the caller must call `look` from now on, until `rest`."""
+        """Record that the link to the server was lost or could not be opened. `heard_at` is the time at which its
+        last bytes arrived or the attempt began. Return True if the caller must now call `look` every LOOK_S seconds,
+        until it calls `rest`."""
         must_begin, self._is_looking = not self._is_looking, True
         if must_begin:
             self._looked_at = now
@@ -39,23 +40,23 @@ class Reach:
         return must_begin
 
     def rest(self) -> None:
-        """Note that `look` is not called until a server is lost again."""
+        """Record that `look` will not be called until a server is lost again."""
         self._is_looking = False
 
     def look(self, now: float) -> list[ServerId]:
-        """Return the unheard servers. After a pause of this process every measurement restarts."""
+        """Return the silent servers. After a pause of this process, every measurement restarts."""
         if now - self._looked_at > STOOD_STILL_S:
             self._since = dict.fromkeys(self._since, now)
         self._looked_at = now
         return sorted(self._since)
 
     def forget(self, server: ServerId) -> None:
-        """Forget a server that is not registered."""
+        """Forget a server that is no longer registered."""
         self._since.pop(server, None)
 
     def unheard_s(self, server: ServerId, now: float) -> float | None:
-        """Return for how many seconds the server has been silent; None if it is not, if nothing is known, or if this
-        process was just paused."""
+        """Return the seconds for which the server has been silent. Return None if it is not silent, if nothing is
+        known about it, or if this process was just paused."""
         since = self._since.get(server)
         if since is None or now - self._looked_at > STOOD_STILL_S:
             return None

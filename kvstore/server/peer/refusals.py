@@ -1,8 +1,8 @@
 """Tracks refusals that another server has not received yet. Decides only.
 
-The other server sends an operation again after it is refused here, as not led here or as belonging to another
-partition. Later operations on the same partition or key that the server sent before it received the refusal must not be
-done first, so they are refused too (docs/protocol.md M15).
+When an operation is refused here, because its partition is not led here or because it belongs to another partition, the
+other server sends it again. Later operations on the same partition or key that it sent before it received the refusal
+must not be executed first. Therefore they are refused too (docs/protocol.md M15).
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from kvstore.server.routing.pending import keys_of
 from kvstore.types import PartitionId
 
 _NOT_SENT = 1 << 62
-"""More frames than any link carries."""
+"""A frame number that no link reaches: the refusal has not been sent yet."""
 Name = TypeVar("Name")
 
 
 class RefusedNames(Generic[Name]):
-    """Partitions or keys with refused operations, until the other server has received the refusals."""
+    """Names of partitions or keys with refused operations. A name stays until the other server has received the
+    refusals."""
 
     def __init__(self) -> None:
         self.frame_of: dict[Name, int] = {}
-        """The result frame that carries the last refusal of each name, in the order of these frames."""
+        """For each name the number of the result frame that carries its last refusal, in the order of these frames."""
         self._unsent: list[Name] = []
 
     def refuse(self, names: Iterable[Name]) -> None:
@@ -35,15 +36,15 @@ class RefusedNames(Generic[Name]):
             self._unsent.append(name)
 
     def tell(self, frame: int) -> None:
-        """Note that the refusals up to now have left with this frame or an earlier one."""
+        """Record that all refusals so far have been sent, with this result frame or an earlier one."""
         for name in self._unsent:
             self.frame_of.pop(name, None)
             self.frame_of[name] = frame
         self._unsent.clear()
 
     def forget(self, heard: int) -> None:
-        """Drop the names whose refusals the other server has received: everything that arrives from now on was sent
-        after it had received `heard` frames."""
+        """Drop the names whose refusals are among the `heard` result frames that the other server has received.
+        Operations that arrive from now on were sent after that."""
         while self.frame_of:
             name = next(iter(self.frame_of))
             if self.frame_of[name] > heard:
@@ -52,15 +53,17 @@ class RefusedNames(Generic[Name]):
 
 
 class UnheardRefusals:
-    """The unreceived refusals of one connection. Result frames are counted from 1, as the other server counts them."""
+    """The refusals on one connection that the other server has not received. Result frames are counted from 1, as
+    the other server counts them."""
 
     def __init__(self) -> None:
         self.partitions = RefusedNames[PartitionId]()
         self.keys = RefusedNames[bytes]()
-        """Keys of writes, because reads keep no order."""
+        """Keys of refused writes. Reads keep no order."""
 
     def of(self, partition: PartitionId, op: Op, heard: int) -> NotLeader | Moved | None:
-        """Return why an operation must not be done, given that its sender had received `heard` result frames."""
+        """Return the error with which an operation must be refused, or None if it may be executed. `heard` is the
+        number of result frames that its sender had received."""
         if self.partitions.frame_of.get(partition, 0) > heard:
             return NotLeader(partition)
         keys = self.keys.frame_of
@@ -69,7 +72,7 @@ class UnheardRefusals:
         return None
 
     def refuse(self, op: Op) -> None:
-        """Note that the operation belongs to another partition: from now on no write on its keys is done."""
+        """Record that the operation belongs to another partition. From now on, every write on its keys is refused."""
         if op[0] not in UNORDERED:
             self.keys.refuse(keys_of(op))
 

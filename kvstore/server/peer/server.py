@@ -41,9 +41,10 @@ CALLS_MAX = 128
 """Maximum number of concurrently answered calls from one server, in addition to HOLDS_MAX that wait for the end of a
 leadership."""
 OUTPUT_HIGH_BYTES = 4 << 20
-"""Bytes of unread answers from which nothing more is started for another server and nothing more is read from it."""
+"""Bytes of unread answers. Above this limit, no more operations are started for the other server and nothing more is
+read from it."""
 CLOSE_S = 1.0
-"""Time for which a stop waits for the other servers to close their links."""
+"""Seconds for which a stop waits until the other servers have closed their links."""
 CLOSE_LOOKS = 50
 OUTDONE_S = 16.0
 """Time for which a link of a lower version may continue after the cluster version has risen. Its caller notices within
@@ -58,7 +59,7 @@ HandlerAtOnce = Callable[[ServerId, str, bytes], bytes]
 
 
 class PeerServer:
-    """Takes over connections of other servers. The serving half of the replicas' Peers."""
+    """Accepts links from other servers and answers their operations and calls."""
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class PeerServer:
         operations_max: int,
         known: versions.Versions = versions.FIXED,
     ) -> None:
-        """`known`: the version that this server supports and its cluster's version."""
+        """`known` provides the version that this server supports and the version of its cluster."""
         self.versions = known
         self.credentials, self.dispatcher, self.operations_max = credentials, dispatcher, operations_max
         self.now = env.clock.now
@@ -94,14 +95,14 @@ class PeerServer:
         self._handlers[partition] = handler
 
     def serve_at_once(self, partition: PartitionId, handler: HandlerAtOnce) -> None:
-        """Register a handler that waits for nothing and is called often, so that it needs no task."""
+        """Register a handler that returns at once and is called often, so that it needs no task."""
         self._at_once[partition] = handler
 
     def forget(self, partition: PartitionId) -> None:
         self._handlers.pop(partition, None)
 
     async def answer(self, server: ServerId, partition: PartitionId, method: str, body: bytes) -> bytes:
-        """Let the local replica answer a call. Raises StoreError."""
+        """Let the local replica answer a call, and return the answer. Raises StoreError."""
         at_once, handler = self._at_once.get(partition), self._handlers.get(partition)
         if at_once is not None:
             return at_once(server, method, body)
@@ -119,8 +120,9 @@ class PeerServer:
             raise CommandError(f"ERR {refused.answer}") from None
 
     def open(self, server: ServerId, stream: Stream, answer: bytes, version: int) -> PeerConnection:
-        """Start the link of a server with proven identity. A server has one link: its former link is over, even if this
-        server has not noticed, for example after a network failure. Raises HandshakeRefused."""
+        """Start the link of a server that has proven its identity. A server has one link, so its previous link is
+        closed. After a network failure, this server may not have noticed that the previous link was lost. Raises
+        HandshakeRefused."""
         if version < (least := versions.link_version(self.versions.cluster)):
             raise HandshakeRefused(
                 f"peer version: expected at least {least}, got {version}; the cluster version has risen"
@@ -138,7 +140,7 @@ class PeerServer:
 
     # docs/protocol.md V2
     def end_outdone(self) -> None:
-        """End the links of lower versions soon, because the cluster version has risen."""
+        """Schedule the end of links of lower versions, because the cluster version has risen."""
         asyncio.get_running_loop().call_later(OUTDONE_S, self._end_outdone)
 
     def _end_outdone(self) -> None:
@@ -158,7 +160,7 @@ class PeerServer:
         self._refused_peers.note(str(address[0]) if address else "?", str(refused))
 
     def host_of(self, server: ServerId) -> str | None:
-        """Return the host at which the server is or was last registered."""
+        """Return the host at which the server is registered or was last registered, or None."""
         return self._hosts.get(server)
 
     def _note_hosts(self) -> None:
@@ -172,7 +174,7 @@ class PeerServer:
         return self._at_once.get(partition)
 
     def _expect_traced(self, server: ServerId, method: str, body: bytes) -> bytes:
-        """Record the parents of traced operations that follow on the server's link."""
+        """Record the parent spans of sampled operations that will arrive on the server's link."""
         connection = self._connections.get(server)
         if connection is not None:
             connection.expected = expected(body, connection.expected)
@@ -189,7 +191,8 @@ class PeerServer:
         }
 
     async def close(self) -> None:
-        """Let the other servers close their links once they have their answers, and end the rest after CLOSE_S."""
+        """Wait until the other servers have received their answers and closed their links. Close the remaining links
+        after CLOSE_S seconds."""
         self._forget_topology()
         for connection in list(self._connections.values()):
             connection.say_goodbye()
@@ -203,7 +206,7 @@ class PeerServer:
 
 
 class PeerConnection(PeerSink):
-    """The connection of one other server: a StreamHandler, and the Sink of its operations."""
+    """The link from one other server: a StreamHandler, and the Sink of the operations that arrive on it."""
 
     def __init__(
         self, owner: PeerServer, server: ServerId, stream: Stream, version: int = versions.LINK_LATEST
@@ -216,9 +219,9 @@ class PeerConnection(PeerSink):
         self._calls = self._holds = 0
         self._in_flight = 0
         self._asked: dict[PartitionId, None] = {}
-        """Partitions with open answers."""
+        """Partitions with unanswered operations."""
         self._sent_progress: dict[PartitionId, tuple[int, int]] = {}
-        """The progress of each partition last sent to the other server. The link delivers it reliably, so no frame
+        """The progress of each partition that was last sent to the other server. Links deliver reliably, so no frame
         repeats it."""
         self._results = 0
         """Number of result frames written."""
@@ -259,7 +262,7 @@ class PeerConnection(PeerSink):
         self._owner.ended(self)
 
     def pause_writing(self) -> None:
-        """Stop reading, because the other server reads its answers too slowly."""
+        """Stop reading from the other server, because it reads its answers too slowly."""
         self._flow.is_held = True
         self._stream.pause_reading()
 
@@ -273,7 +276,7 @@ class PeerConnection(PeerSink):
         self._stream.abort()
 
     def say_goodbye(self) -> None:
-        """Ask the other server to send nothing more."""
+        """Ask the other server to send no more operations."""
         self._write(frames.encode(Goodbye()))
 
     # ── requests ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -302,8 +305,9 @@ class PeerConnection(PeerSink):
                 raise FrameError(f"unexpected {type(message).__name__} from the asking side")
 
     def _answer_gets(self, lane: frames.Lane, ring_version: int) -> bool:
-        """Answer a lane's GETs at once, if nothing earlier waits here or at the leader and they take no more than a
-        lookup. The answers leave with those of the rest of the frame."""
+        """Answer the GETs of a lane at once, if no earlier operation waits here or at the leader and each GET takes
+        only a lookup. Return False if they must be queued. The answers are sent together with the other answers to
+        the frame."""
         partition, gets = PartitionId(lane.partition), lane.gets
         if self._must_wait() or len(gets) > AT_ONCE_MAX:
             return False
@@ -353,7 +357,7 @@ class PeerConnection(PeerSink):
             self._refusals.forget(self._flow.oldest(heard))
 
     def _begin(self) -> None:
-        """Start waiting operations as far as flow control allows."""
+        """Start waiting operations as far as flow control allows it."""
         submit = self._owner.dispatcher.submit_here
         partitions, keys = self._refused_partitions, self._refused_keys
         for partition, op, number, ring_version, heard in self._flow.take():
@@ -397,7 +401,7 @@ class PeerConnection(PeerSink):
         self._write(frames.encode(reply))
 
     async def answer(self, call: Call) -> None:
-        """Answer one call with the answer of its replica."""
+        """Answer a call with the answer of the local replica."""
         try:
             body = await self._owner.answer(self.server, PartitionId(call.partition), call.method, call.body)
             if len(body) > frames.BODY_BYTES_MAX:
@@ -496,7 +500,7 @@ class PeerConnection(PeerSink):
 
 
 def _add_read(results: Results, number: int, record: Record | None) -> int:
-    """Add the answer to a GET and return the bytes of its value."""
+    """Add the result of a GET. Return the size of its value in bytes."""
     if record is None:
         results.absent.append(number)
         return 0
@@ -505,5 +509,5 @@ def _add_read(results: Results, number: int, record: Record | None) -> int:
 
 
 def _are_plain_puts(ops: list[tuple[int, Op]]) -> bool:
-    """Return True if these operations, at least one, are only puts whose answers carry no values."""
+    """Return True if there is at least one operation and all are puts whose results contain no values."""
     return bool(ops) and not [op for _, op in ops if op[0] != _PUT or op[4] & _RETURN_OLD]

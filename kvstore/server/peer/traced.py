@@ -29,7 +29,7 @@ EXPECT = "expect"
 ANNOUNCED_MAX = 64
 """Maximum number of sampled operations per frame whose spans continue at the other server."""
 EXPECTED_MAX = 1_024
-"""Maximum number of parents that one link holds, of announced operations that still wait there."""
+"""Maximum number of parent spans that one link stores for announced operations that have not been executed yet."""
 
 _Parents = Annotated[
     list[tuple[Annotated[int, Meta(ge=0)], Annotated[str, Meta(max_length=128)]]], Meta(max_length=ANNOUNCED_MAX)
@@ -38,8 +38,8 @@ _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(_Parents
 
 
 def announced(flight: Flight, lanes: list[Lane]) -> Call | None:
-    """Start the network spans of the sampled operations in a frame that is about to leave. Returns the call that
-    announces them, or None if there are none."""
+    """Begin the network spans of the sampled operations in a frame that is about to be sent. Return the call that
+    announces these operations to the other server, or None if there are none."""
     found = list(islice(_sampled(flight, lanes), ANNOUNCED_MAX))
     if not found:
         return None
@@ -57,8 +57,8 @@ def _sampled(flight: Flight, lanes: list[Lane]) -> Iterator[tuple[int, TracedSin
 
 
 def expected(body: bytes, before: dict[int, str]) -> dict[int, str]:
-    """Return the parents expected from now on: the announced ones, and earlier ones that have not arrived. Beyond
-    EXPECTED_MAX the older ones are dropped. Raises InvalidRequest."""
+    """Return the parent spans by operation number: those that `body` announces, and those in `before`, which belong
+    to operations that have not arrived yet. Above EXPECTED_MAX, the oldest are dropped. Raises InvalidRequest."""
     try:
         parents = {**before, **dict(_decoder.decode(body))}
     except (msgspec.MsgspecError, ValueError) as error:
@@ -67,14 +67,15 @@ def expected(body: bytes, before: dict[int, str]) -> dict[int, str]:
 
 
 def sink_of(connection: PeerSink, op: Op, number: int, parents: dict[int, str], traces: Traces) -> PeerSink:
-    """Return the sink of an arrived operation, with a span if the operation was announced and is sampled here too."""
+    """Return the sink for an operation that has arrived. The sink has a span if the operation was announced and this
+    server samples it too."""
     parent = parents.pop(number, None)
     span = traces.serve(f"peer {Code(op[0]).name}", parent) if parent is not None else None
     return TracedPeerSink(connection, span) if span is not None else connection
 
 
 class TracedPeerSink(TracedSink, PeerSink):
-    """The sink of a sampled operation of another server."""
+    """The sink of a sampled operation that another server sent."""
 
     sink: PeerSink
 

@@ -1,5 +1,5 @@
-"""Decides where replicas go: off drained and lost servers, onto servers with few replicas, in zones that have none.
-Decides only; steward.py performs the changes."""
+"""Decides where replicas are placed: off drained and lost servers, onto servers with few replicas, and into zones
+that have no replica of the partition. Decides only; steward.py performs the changes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvstore.ring.ring import Member, PartitionState, Ring
 from kvstore.types import PartitionId, ServerId
 
 COMING_MAX = 2
-"""Maximum number of newcomers on one server at once, because each may have to install a whole partition."""
+"""Maximum number of newcomers on one server at a time, because each may have to install a whole partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +112,8 @@ def decide(
 
 
 def homeless(ring: Ring, alive: Mapping[ServerId, str], server: ServerId) -> list[PartitionId]:
-    """Return the partitions whose replica on `server` has nowhere to go, because every eligible server already has
-    one."""
+    """Return the partitions whose replica on `server` cannot be moved, because every eligible server already has a
+    replica."""
     may_hold = set(alive) - set(ring.draining) - {server}
     return [
         member.id
@@ -126,8 +126,8 @@ def homeless(ring: Ring, alive: Mapping[ServerId, str], server: ServerId) -> lis
 
 
 def replicas_held(ring: Ring) -> Counter[ServerId]:
-    """Return the number of replicas that the ring places on each server. Retired partitions do not count, even if the
-    ring still lists replicas: otherwise a lost server would be missed until no pin holds the partition's log."""
+    """Return the number of replicas that the ring places on each server. The replicas of retired partitions do not
+    count. Otherwise a lost server would be missed until no pin holds the log of the partition."""
     members = ring.partitions.values()
     return Counter(server for each in members if each.state is not PartitionState.RETIRED for server in each.replicas)
 
@@ -147,5 +147,5 @@ def _choose(
 
 
 def _zones(member: Member, alive: Mapping[ServerId, str]) -> dict[ServerId, str]:
-    """Return the zones of the running replicas, so that a newcomer goes to another zone."""
+    """Return the zones of the running replicas, because a newcomer should be placed in another zone."""
     return {server: alive[server] for server in member.replicas if server in alive}

@@ -13,7 +13,7 @@ from kvstore.server.status.health import to_serve
 
 
 class BalancingMove(NamedTuple):
-    """The move of a replica to another server."""
+    """A move of one replica to another server."""
 
     partition: str
     leaving: str
@@ -21,9 +21,10 @@ class BalancingMove(NamedTuple):
 
 
 def next_balancing_move(report: ClusterReport) -> BalancingMove | None:
-    """Return the next move; None if no server can take a replica from a server with at least two more. Partitions with
-    replicas that are down or being replaced are skipped, and no move puts more replicas of a partition into one zone.
-    Each move lowers the sum of squares of the replica counts, so the moves end."""
+    """Return the next move, or None if no server can take a replica from a server that has at least two more. Skips
+    partitions that have replicas which are down or being replaced. A move never increases the number of a
+    partition's replicas in one zone. Each move reduces the sum of the squared replica counts, so the sequence of
+    moves ends."""
     zones = _takers(report)
     held = held_by(report)
     moves = [
@@ -36,14 +37,15 @@ def next_balancing_move(report: ClusterReport) -> BalancingMove | None:
     leaders = {each.id: each.leader for each in report.partitions}
 
     def cost(move: BalancingMove) -> tuple[int, bool, BalancingMove]:
-        """The largest difference first; then replicas that do not lead, because moving a leader causes a takeover."""
+        """Order moves by the largest difference first. Then prefer replicas that do not lead, because moving a
+        leader causes a takeover."""
         return held[move.newcomer] - held[move.leaving], leaders[move.partition] == move.leaving, move
 
     return min(moves, key=cost, default=None)
 
 
 def held_by(report: ClusterReport) -> dict[str, int]:
-    """Return the number of replicas on each server that runs and may hold replicas."""
+    """Return the number of replicas on each running server that may hold replicas."""
     held = Counter(dict.fromkeys(_takers(report), 0))
     for partition in to_serve(report):
         held.update(each.server for each in partition.replicas if each.server in held and not each.is_leaving)
@@ -51,7 +53,7 @@ def held_by(report: ClusterReport) -> dict[str, int]:
 
 
 def _takers(report: ClusterReport) -> dict[str, str]:
-    """Return the servers that run and may hold replicas, with their zones."""
+    """Return the running servers that may hold replicas, with their zones."""
     return {
         node.id: node.report.zone
         for node in report.nodes

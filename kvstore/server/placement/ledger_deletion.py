@@ -1,4 +1,5 @@
-"""Deletes a ledger at an operator's request, unless it is needed or may be needed by the time of the delete."""
+"""Deletes a ledger at an operator's request, unless the ledger is needed, or may be needed by the time it is
+deleted."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ from kvstore.wal.pins import Pins
 
 
 class LedgerDeletion:
-    """The deletion of one ledger in a cluster with these partitions. Calls raise NoSuchLedger, UndecodableNode,
-    MetadataError."""
+    """The deletion of one ledger in a cluster with the given partitions. All methods raise NoSuchLedger,
+    UndecodableNode, MetadataError."""
 
     def __init__(self, store: MetadataStore, ledger: LedgerId, partitions: Collection[PartitionId]) -> None:
         self._store, self._ledger, self._partitions = store, ledger, partitions
@@ -57,8 +58,9 @@ class LedgerDeletion:
 
     # docs/protocol.md G15
     async def commit(self, version: int) -> None:
-        """Delete the ledger if its metadata has that version and `check` still passes. Raises VersionConflict if the
-        metadata or the list of its log changes meanwhile: a leader may be adding the ledger to the list."""
+        """Delete the ledger if its metadata still has this version and `check` still passes. Raises VersionConflict
+        if the metadata or the list of its log has changed, for example because a leader is adding the ledger to the
+        list."""
         owner, listed = await self.check()
         if owner is None or listed < 0:
             await self._ledgers.remove(self._ledger, version)

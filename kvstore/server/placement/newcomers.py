@@ -1,5 +1,5 @@
-"""Tracks newcomers without progress, and servers that are chosen last because a newcomer on them was cancelled. Decides
-only; the steward provides what newcomers have published."""
+"""Tracks newcomers that make no progress, and servers on which a newcomer was cancelled and which are therefore
+chosen last. Decides only; the steward provides the progress that newcomers have published."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Pair = tuple[PartitionId, ServerId]
 
 
 class Stand(NamedTuple):
-    """A newcomer's progress in catching up, and the progress of the best other replica."""
+    """The progress of a newcomer in catching up, and the progress of the most advanced other replica."""
 
     taken: tuple[int, int]
-    """Progress as published; larger values are later."""
+    """Progress as published by the newcomer; a larger value is later."""
     others: Seq | None
-    """Progress of the most advanced other replica, if the newcomer follows the log."""
+    """Sequence of the most advanced other replica, or None if the newcomer does not follow the log yet."""
 
 
 NOTHING = Stand((-1, 0), None)
@@ -55,15 +55,15 @@ class _Watched:
 
 
 class Newcomers:
-    """The newcomers of all partitions as seen by one process, by its monotonic clock."""
+    """The newcomers of all partitions, as one process observes them with its monotonic clock."""
 
     def __init__(self) -> None:
         self._watched: dict[Pair, _Watched] = {}
         self._rests: dict[ServerId, tuple[int, float]] = {}
-        """Number of cancellations per server, and the time until which the server is chosen last."""
+        """Number of cancelled newcomers on each server, and the time until which the server is chosen last."""
 
     def note(self, stands: Mapping[Pair, Stand], now: float) -> None:
-        """Record the progress of the newcomers that can be judged now, and forget all others."""
+        """Record the progress of the newcomers that can be judged now. All other newcomers are forgotten."""
         before = self._watched
         self._watched = {
             pair: before.get(pair) or _Watched(stand.taken, now, stand.others, now) for pair, stand in stands.items()
@@ -72,15 +72,16 @@ class Newcomers:
             self._watched[pair].note(stand, now)
 
     def forget(self) -> None:
-        """Forget all progress, because it is unknown: no newcomer counts as stuck."""
+        """Forget the recorded progress, because the current progress is unknown. Afterwards no newcomer counts as
+        stuck."""
         self._watched = {}
 
     def stuck(self, now: float) -> frozenset[Pair]:
-        """Return the newcomers without progress for STUCK_S."""
+        """Return the newcomers that have made no progress for STUCK_S seconds."""
         return frozenset(pair for pair, watched in self._watched.items() if watched.is_stuck(now))
 
     def resting(self, now: float) -> frozenset[ServerId]:
-        """Return the servers that are chosen last."""
+        """Return the servers that are chosen last at the time `now`."""
         return frozenset(server for server, (_, until) in self._rests.items() if now < until)
 
     def given_up(self, server: ServerId, now: float) -> None:

@@ -1,5 +1,5 @@
-"""Removes what a retired partition leaves behind: its znodes at once, and its log once feeds have had time to read it.
-Every step can be repeated."""
+"""Removes the remains of retired partitions: their znodes at once, and their logs after feeds have had time to read
+them. Every step is idempotent."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ log = logging.getLogger(__name__)
 
 # docs/protocol.md H5
 async def set_apart(store: MetadataStore, partition: PartitionId, *, now_ms: int) -> bool:
-    """Keep the log of a retired partition for readers and end any leadership of it. Returns False and changes nothing
-    while a replica is up or a pin holds the log, if the ring has forgotten the partition, or if another process leads
-    it or changes the ring. Raises MetadataError."""
+    """Keep the log of a retired partition for readers, and end any leadership of the partition. Return True if that
+    is done. Return False and change nothing if a replica is up, a pin holds the log, the ring has forgotten the
+    partition, or another process leads the partition or changes the ring. Raises MetadataError."""
     if await _is_in_use(
         store, partition, now_ms
     ):  # check before reading the ring, because some logs are held for hours
@@ -45,9 +45,9 @@ async def set_apart(store: MetadataStore, partition: PartitionId, *, now_ms: int
 
 
 async def remove_rest(store: MetadataStore, partition: PartitionId, made: Collection[LedgerId], *, now_ms: int) -> bool:
-    """Delete the znodes of a partition whose log is kept, and those of its ledgers `made` that no reader can reach;
-    `drop_kept` deletes the others. Returns False, without deleting the znodes, if a pin holds the log by now. Raises
-    MetadataError."""
+    """Delete the znodes of a partition whose log is kept, and those ledgers in `made` that no reader can reach.
+    `drop_kept` deletes the other ledgers later. Return False without deleting the znodes if a pin holds the log by
+    now. Raises MetadataError."""
     kept = {each.id for each in await _kept(store, partition)}
     removed = sorted(set(made) - kept)
     for ledger in removed:
@@ -61,7 +61,7 @@ async def remove_rest(store: MetadataStore, partition: PartitionId, made: Collec
 
 
 async def _newest_ring(store: MetadataStore) -> tuple[Ring, int]:
-    """Return the latest ring and the version of its node."""
+    """Return the latest ring and the version of its znode."""
     await store.sync(paths.RING)
     data, stat = await store.get(paths.RING)
     return codec_of_ring.decode(data), stat.version
@@ -115,7 +115,7 @@ async def kept_ledgers(store: MetadataStore) -> set[LedgerId]:
 
 
 async def partitions_kept(store: MetadataStore) -> list[PartitionId]:
-    """Return the partitions that have left the ring and whose logs are kept. Raises MetadataError."""
+    """Return the partitions that have left the ring but whose logs are kept. Raises MetadataError."""
     try:
         return [PartitionId(name) for name in sorted(await store.children(paths.KEPT))]
     except NoSuchNode:

@@ -34,16 +34,17 @@ log = logging.getLogger(__name__)
 
 TICK_S = 1.0
 LOOK_AT_KEPT_S = 30.0
-"""Interval of the check for kept logs that are old enough to delete."""
+"""Interval in seconds of the check for kept logs that are old enough to delete."""
 LATELY_S = 60.0
-"""Time for which an absent server still counts for a rise with its last known version, because it may be restarting."""
+"""Seconds for which an absent server's last known version still counts when the cluster version is raised, because
+the server may be restarting."""
 CLOSE_BEHIND = 1_000
 """Maximum number of mutations that a newcomer may lag behind its leader when it replaces a replica. They are applied
 within milliseconds."""
 
 
 class Steward:
-    """One server's part in maintaining the whole cluster."""
+    """The part of one server in maintaining the cluster."""
 
     def __init__(
         self,
@@ -58,24 +59,24 @@ class Steward:
         keep_ms: int = 0,
         logs_at: Callable[[], int] = lambda: versions.FIRST,
     ) -> None:
-        """`keep_ms` is the time for which the log of a partition that has left the ring stays readable. `logs_at`
-        returns the highest cluster version seen in the logs of local replicas."""
+        """`keep_ms` is the time in milliseconds for which the log of a partition that has left the ring stays
+        readable. `logs_at` returns the highest cluster version in the logs of local replicas."""
         self._logs_at = logs_at
         self._rise_waits_for = ""
         self._lately: dict[ServerId, tuple[Member, float]] = {}
-        """Servers that are or recently were registered, and when this process last saw them."""
+        """Servers that are or recently were registered, and the time at which this process last saw each of them."""
         self._keep_ms, self._looked_at_kept = keep_ms, 0.0
         self._kept_since: dict[PartitionId, float] = {}
-        """Kept logs, and since when this process has known them."""
+        """Kept logs, with the time since which this process has known each of them."""
         self._env, self._server, self._store = env, server, store
         self._membership, self._rings, self._repair_after_s = membership, rings, repair_after_s
         self._versions, self._version_store, self._reader = known, ClusterVersionStore(store), ClusterReader(store)
         self._nursery = env.nursery.child("steward")
         self._missing: dict[ServerId, float] = {}
-        """Absent servers of the ring, and since when, as seen by this process."""
+        """Servers of the ring that are absent, with the time since which this process has not seen each of them."""
         self._stands = Newcomers()
         self._removal: Task | None = None
-        """The last removal of retired partitions. It reads all ledgers, and nothing waits for it."""
+        """The last removal of retired partitions. It reads all ledgers, so the steward does not wait for it."""
         self.changes = 0
         self._failed: list[str] = []
         self._not_removed: list[str] = []
@@ -105,7 +106,7 @@ class Steward:
 
     # docs/protocol.md P34
     async def _try(self, work: Awaitable[object], failed: list[str]) -> None:
-        """Perform one task. A failure does not prevent other tasks."""
+        """Perform one task. If it fails, the error is added to `failed`, and other tasks still run."""
         try:
             await work
         except (StoreError, ValueError) as error:
@@ -164,7 +165,7 @@ class Steward:
 
     # docs/protocol.md V1
     async def _rise(self, servers: Mapping[ServerId, Member]) -> None:
-        """Raise the cluster version if every server supports a higher one, according to the current registrations."""
+        """Raise the cluster version if, according to the current registrations, every server supports a higher one."""
         if self._versions.found.version >= versions.LATEST:
             self._rise_waits_for = ""
             return
@@ -238,8 +239,8 @@ class Steward:
         return [(each, newcomer) for each in sorted(members) for newcomer, _ in members[each].replacing]
 
     async def _note_newcomer(self, pair: Pair, caught_up: set[Pair], stands: dict[Pair, Stand]) -> None:
-        """Record whether a newcomer has caught up and how far it is, if that is known and there are other replicas that
-        it could follow."""
+        """Record whether a newcomer has caught up, and how far it is, if its progress is known and there are other
+        replicas that it could follow."""
         partition, newcomer = pair
         published = await Claims(self._store, partition, self._server).published()
         said, others = published.pop(newcomer, None), list(published.values())
@@ -256,7 +257,7 @@ class Steward:
             caught_up.add(pair)
 
     def _remove_retired(self, ring: Ring) -> None:
-        """Start removing what retired partitions leave behind, unless a removal is running."""
+        """Start removing the remains of retired partitions, unless a removal is already running."""
         retired = [each for each in sorted(ring.partitions) if ring.partitions[each].state is PartitionState.RETIRED]
         if retired and (self._removal is None or self._removal.done()):
             self._removal = self._nursery.spawn(self._remove_all(retired), name="remove what has retired")
@@ -287,8 +288,8 @@ class Steward:
 
 
 def _stand(said: Published | None, others: Sequence[Published]) -> Stand | None:
-    """Return the progress of a newcomer that has published `said`, or nothing; None if its release does not publish
-    progress."""
+    """Return the progress of a newcomer, given what it has published, if anything. Return None if its release does
+    not publish progress."""
     if said is None:
         return NOTHING
     if said.taken is None:

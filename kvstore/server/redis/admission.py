@@ -1,5 +1,5 @@
-"""Admission of new connections when the Redis port has its maximum number of clients. Other servers of the cluster
-connect to this port too, and must still get in."""
+"""Admits new connections when the Redis port already has its maximum number of clients. Other servers of the cluster
+connect to this port too, and must still be able to connect."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ class ClientAdmission(Enum):
 
 
 class ServerTrial:
-    """The trial of one connection, until its first bytes arrive or it ends. Calls `refuse` if none arrive in time."""
+    """The trial of one connection, which lasts until its first bytes arrive or the connection ends. `refuse` is
+    called if no bytes arrive within TRIAL_S seconds."""
 
     def __init__(self, refuse: Callable[[], None]) -> None:
         self._timer = asyncio.get_running_loop().call_later(TRIAL_S, refuse)
 
     def is_server(self, data: bytes) -> bool:
-        """Return True if a connection that begins with `data` comes from another server."""
+        """Return True if a connection whose first bytes are `data` comes from another server."""
         return data.startswith(_GREETING)
 
     def end(self) -> None:

@@ -1,4 +1,5 @@
-"""The connection of one Redis client: bytes in, replies out. pipeline/ has its commands and replies."""
+"""The connection of one Redis client: it receives bytes and sends replies. The commands and replies of the
+connection are in pipeline/."""
 
 from __future__ import annotations
 
@@ -45,14 +46,14 @@ class ConnectionServer(PipelineServer, Protocol):
     def note_input(self, connection: RespConnection, size: int) -> None: ...
 
     def accept_peer(self, words: list[bytes], stream: Stream, leave: Callable[[], None]) -> StreamHandler:
-        """Return the next handler of another server's connection. Raises CommandError."""
+        """Return the handler that continues the connection of another server. Raises CommandError."""
         ...
 
 
 @runtime_checkable
 class ClientStream(Protocol):
-    """A handler that took a connection over but still serves a client, so it may have operations in flight at a
-    stop."""
+    """A handler that took over a connection but still serves a client. It may have operations in flight when the
+    server stops."""
 
     @property
     def is_done(self) -> bool: ...
@@ -60,7 +61,7 @@ class ClientStream(Protocol):
     def close_soon(self) -> None: ...
 
     def when_authenticated(self, authenticated: Callable[[], None]) -> None:
-        """Call the function once the client has authenticated, or now if it already has."""
+        """Call `authenticated` when the client authenticates, or now if it already has."""
         ...
 
 
@@ -120,7 +121,7 @@ class RespConnection:
             server.report_syncs()  # last: the callbacks may concern this connection too
 
     def caught_up(self) -> None:
-        """Note that all waiting commands have begun."""
+        """Called when all waiting commands have begun."""
         self._note_input()
         if self._parser.error is not None:
             self.pipeline.end(f"ERR Protocol error: {self._parser.error}")
@@ -137,7 +138,7 @@ class RespConnection:
         return self._server.note_input(self, size)
 
     def eof_received(self) -> bool | None:
-        """Note that the client sends no more. Pending replies are sent first."""
+        """Handle the end of the client's input. Pending replies are sent before the connection closes."""
         return self.pipeline.end_input()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -158,7 +159,7 @@ class RespConnection:
     # ── the end ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def refuse(self) -> None:
-        """Refuse the connection, because the number of connections is at its limit."""
+        """Refuse the connection with an error, because the maximum number of connections is reached."""
         self._end_trial()
         self.pipeline.is_closing = True
         self._server.connections_refused += 1
@@ -171,7 +172,7 @@ class RespConnection:
             self._trial = None
 
     def abandon(self, text: str) -> None:
-        """Drop the commands that have not begun, send an error and close."""
+        """Drop the commands that have not begun, send the error `text` and close the connection."""
         self.pipeline.waiting.clear()
         self._parser = Parser()
         self.session.reset()
@@ -179,14 +180,14 @@ class RespConnection:
         self.pipeline.end(text)
 
     def close_soon(self) -> None:
-        """Begin no more commands; close when those in flight are answered."""
+        """Begin no more commands, and close the connection when the commands in flight are answered."""
         if self._client_stream is not None:
             self._client_stream.close_soon()
         else:
             self.pipeline.close_soon()
 
     def is_done(self) -> bool:
-        """Return True if nothing is in flight and the socket has taken all replies."""
+        """Return True if no command is in flight and the socket has accepted all replies."""
         if self._client_stream is not None:
             is_answered = self._client_stream.is_done
         else:
@@ -216,11 +217,11 @@ class RespConnection:
         return self._server.access.is_on and self.session.identity is None and not self.pipeline.is_handed_over
 
     def authenticated(self) -> None:
-        """Note that the client has authenticated."""
+        """Record that the client has authenticated."""
         self._server.note_active(self)
 
     def access_changed(self) -> None:
-        """Apply the new access table. Disconnect a client whose user is gone."""
+        """Apply a new access table. If its user no longer exists, the client is disconnected."""
         identity = self.session.identity
         if identity is not None and identity.is_gone:
             self.abandon("NOAUTH Authentication required. The user was removed or the password has changed")
@@ -228,8 +229,8 @@ class RespConnection:
             self.pipeline.guard(identity or self.identity_of_certificate())
 
     def become_peer(self, words: list[bytes]) -> None:
-        """Hand the connection over to another server's link. It counts as a client's connection until the server has
-        proven its identity. Raises CommandError unless this is the first command."""
+        """Hand the connection over to the link of another server. It still counts as a client's connection until
+        that server has proven its identity. Raises CommandError unless this is the first command."""
         pipeline = self.pipeline
         if self.replies.issued or pipeline.waiting or self._parser.kept:
             raise CommandError("ERR KVSTORE.PEER must be the first command")
@@ -241,5 +242,6 @@ class RespConnection:
         self._stream.set_protocol(peer)
 
     def _leave(self) -> None:
-        """Stop counting the connection as a client's. At a stop, the peer server closes it in order."""
+        """Stop counting the connection as a client's connection. When this server stops, its peer server closes the
+        connection in order."""
         self._server.forget(self)

@@ -69,8 +69,8 @@ class CommandGate:
             raise self._refused(name, error) from None
 
     def check_ops(self, ops: Sequence[Op]) -> None:
-        """Check the operations of a command. Raises CommandError if one of them is not allowed, so a command does all
-        of its work or none."""
+        """Check all operations of a command before any of them is submitted. Raises CommandError if one operation is
+        not allowed, so that a command takes effect completely or not at all."""
         for op in ops:
             refusal = self.identity.refusal_or_none(op)
             if refusal is not None:

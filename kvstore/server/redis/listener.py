@@ -1,4 +1,4 @@
-"""The Redis port of a node: accepts and bounds connections, and answers their questions about the server."""
+"""The Redis port of a node: accepts connections, limits them, and answers their questions about the server."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ AcceptPeer = Callable[[list[bytes], Stream, Leave], StreamHandler]
 
 
 class RespServer:
-    """The Redis port of one server. It listens once `open` is called. `accept_peer` makes the next handler of another
-    server's connection."""
+    """The Redis port of one server. It accepts connections after `open` is called. `accept_peer` returns the handler
+    that continues another server's connection."""
 
     def __init__(
         self,
@@ -78,8 +78,8 @@ class RespServer:
         changes: AdminChanges | None = None,
         scans: ScanSlots | None = None,
     ) -> None:
-        """Without `access`, access control is off. `id`: the server behind the port. `allows_flush`: True if FLUSHDB
-        and FLUSHALL are enabled. `rates`: returns the rates of namespaces, or None if no namespace has a rate."""
+        """Access control is off if `access` is None. `id` is the server behind the port. `allows_flush` enables
+        FLUSHDB and FLUSHALL. `rates` returns the rates of namespaces, or None if no namespace has a rate."""
         self.id, self.allows_flush, self.rates = id, allows_flush, rates
         self.scripts, self.random, self.slow = Scripts(), env.random, env.slow
         self.backend = backend
@@ -91,7 +91,7 @@ class RespServer:
         self.commands = 0
         """Commands received since the start."""
         self.reports_at = 0
-        """Number of commands at which the connections check again for syncs that have ended."""
+        """Number of commands after which connections next check for completed syncs."""
         self.report_syncs = env.report_syncs
         self.inflight_limit = InflightLimit()
         self.clients = SharedAnswer(self._describe_clients, env.clock.now)
@@ -121,12 +121,13 @@ class RespServer:
         self._end_listening = self.access.on_change(self._access_changed)
 
     async def open(self, address: str) -> str:
-        """Start to accept connections and return the bound address. Raises OSError."""
+        """Start accepting connections and return the bound address. Raises OSError."""
         self._listener = await self._env.transport.listen(address, lambda: RespConnection(self))
         return self._listener.address
 
     async def close(self) -> None:
-        """Accept no more connections, answer operations in flight, and close every connection."""
+        """Stop accepting connections, answer the operations in flight, and close every connection. Takes at most
+        about CLOSE_S seconds."""
         self._end_listening()
         if self._listener is not None:
             self._listener.close()
@@ -167,7 +168,8 @@ class RespServer:
         return self._last_id
 
     def admit(self, connection: RespConnection) -> ClientAdmission:
-        """Decide whether one more connection fits: clients up to the limit, above it only other servers."""
+        """Decide whether a new connection is accepted: clients up to the limit, and above the limit only other
+        servers."""
         if self.access.is_on and len(self._silent) >= max(1, self._limits.connections_max // UNAUTHENTICATED_SHARE):
             is_above = not self._close_silent(LOGIN_SURE_S)
         else:
@@ -183,14 +185,14 @@ class RespServer:
         return ClientAdmission.YES
 
     def note_active(self, connection: RespConnection) -> None:
-        """Note that the connection has sent a command, and has authenticated if it must."""
+        """Record that the connection has sent a command, and has authenticated if it must."""
         self._silent.discard(connection)
         if self.access.is_on:
             self._env.known.note(network_of(connection.host))
 
     def _close_silent(self, least_s: float) -> bool:
-        """Close the silent connection that is first to go, if it has been silent for at least `least_s` seconds. Return
-        True if one was closed."""
+        """Close the silent connection that must give way first, if it has been silent for at least `least_s`
+        seconds. Return True if a connection was closed."""
         silent = self._silent.first_to_go()
         if silent is None or self.now() - self._silent.since(silent) < least_s:
             return False
@@ -200,8 +202,8 @@ class RespServer:
         return True
 
     def _displace_trial(self) -> bool:
-        """Refuse a connection on trial to free its slot: unauthenticated peers that claim to be servers must not keep
-        servers out."""
+        """Refuse a connection on trial to free its slot. Otherwise unauthenticated peers that claim to be servers
+        could keep real servers out."""
         oldest = self._trials.first_to_go()
         if oldest is None:
             return False
@@ -226,7 +228,7 @@ class RespServer:
         self._input_bytes -= self._input.pop(connection, 0)
 
     def note_input(self, connection: RespConnection, size: int) -> None:
-        """Count `size` bytes of incomplete and waiting commands for `connection`."""
+        """Record that incomplete and waiting commands of `connection` now take `size` bytes."""
         held = self._input.get(connection, 0)
         if size == held:
             return
@@ -259,7 +261,8 @@ class RespServer:
         return self._env.clock.date_ms()
 
     def note_browser(self, address: str) -> None:
-        """Log that a connection is closed because it speaks HTTP, at most once a minute."""
+        """Log that a connection is closed because its client speaks HTTP. Logs at most one line per BROWSERS_S
+        seconds."""
         now = self.now()
         if now >= self._browsers_until:
             self._browsers_until = now + BROWSERS_S
@@ -282,7 +285,7 @@ class RespServer:
         return ask(self.backend, op, partition)
 
     def accept_peer(self, words: list[bytes], stream: Stream, leave: Leave) -> StreamHandler:
-        """Return the next handler of another server's connection. Raises CommandError."""
+        """Return the handler that continues the connection of another server. Raises CommandError."""
         return self._accept_peer(words, stream, leave)
 
     def _describe_clients(self) -> bytes:

@@ -39,7 +39,8 @@ class ProtocolError(Exception):
 
 
 class OversizedCommand(list[bytes]):
-    """A placeholder for a command that was read to its end but is too large to execute. No command has this name."""
+    """Placeholder for a command that was received completely but is too large to execute. No real command has this
+    name."""
 
     def __init__(self, reason: str) -> None:
         super().__init__([b""])
@@ -47,19 +48,21 @@ class OversizedCommand(list[bytes]):
 
 
 class Parser:
-    """Collects the bytes of one connection. After `parse`, `error` is set if the stream can no longer be read."""
+    """Parses the bytes of one connection into commands. After `parse`, `error` is set if the rest of the stream
+    cannot be parsed."""
 
     def __init__(self) -> None:
         self.error: ProtocolError | None = None
         self.kept = bytearray()
-        """Bytes of an incomplete command."""
+        """Bytes of a command that is still incomplete."""
         self._partial = _PartialCommand()
         self._skip = _SkippedCommand()
         self._is_plain = True
-        """True if nothing is being skipped and the stream is readable."""
+        """True if no bytes are being skipped and the stream is readable."""
 
     def parse(self, data: bytes) -> list[Words]:
-        """Return the commands that `data` completes, in order. Errors are stored in `error`."""
+        """Return the commands that `data` completes, in order. If `data` violates the protocol, `error` is set and
+        the commands before the violation are returned."""
         found: list[Words] = []
         is_begun = bool(self.kept)
         parts = None
@@ -107,7 +110,8 @@ class Parser:
         self._partial = _PartialCommand()
 
     def _read_one(self, data: bytes, pos: int, found: list[Words]) -> int | None:
-        """Read one command at `pos`. Return the position of its end, or None if it is incomplete."""
+        """Parse the command that begins at `pos`. Return the position after it, or None if the command is
+        incomplete."""
         if data[pos] != 0x2A:
             return _inline(data, pos, found)
         line = data.find(b"\n", pos, pos + _HEADER_BYTES_MAX)
@@ -142,8 +146,8 @@ class Parser:
 
 
 class _PartialCommand:
-    """Progress in a command that arrives in pieces, so that a new piece does not cause earlier pieces to be read
-    again."""
+    """Progress in parsing a command that arrives in pieces, so that earlier pieces are not parsed again for each new
+    piece."""
 
     def __init__(self) -> None:
         self._at = 0
@@ -184,7 +188,7 @@ class _PartialCommand:
 
 
 class _SkippedCommand:
-    """Skips the rest of a command without keeping it."""
+    """Skips the rest of a command that is too large, without storing it."""
 
     def __init__(self) -> None:
         self.reason = ""
@@ -195,11 +199,12 @@ class _SkippedCommand:
         return bool(self._arguments or self._bytes)
 
     def begin(self, arguments: int, reason: str) -> None:
-        """Skip this many arguments, starting at the next header."""
+        """Begin to skip this many arguments, starting at the next header. `reason` is the error for the client."""
         self.reason, self._arguments, self._bytes = reason, arguments, 0
 
     def over(self, data: bytes, pos: int) -> int:
-        """Return the position at which parsing continues. An incomplete header is left in place."""
+        """Skip as much of `data` from `pos` on as belongs to the command, and return the position at which parsing
+        continues. An incomplete header is left in place."""
         while self._bytes or self._arguments:
             if self._bytes:
                 step = min(self._bytes, len(data) - pos)

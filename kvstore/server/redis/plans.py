@@ -28,11 +28,11 @@ _KEY_TOO_LONG = f"ERR expected a key of at most {KEY_BYTES_MAX} bytes, got more"
 
 
 class CommandError(Exception):
-    """The command cannot be executed as it is. The text is the reply, including its first word."""
+    """The command cannot be executed. The text is the error reply, including the code at its beginning."""
 
 
 class Context(NamedTuple):
-    """The state that a plan may depend on in addition to the words."""
+    """The state, other than the words of a command, on which the plan of the command may depend."""
 
     protocol: int = 2
     level: int = Level.LINEARIZABLE
@@ -40,20 +40,20 @@ class Context(NamedTuple):
 
     @property
     def now_ms(self) -> int:
-        """The time now, not the time at which the command arrived: a transaction may wait for its EXEC, and a read for
-        its leader."""
+        """The current time, not the time at which the command arrived: a command in a transaction may wait for EXEC,
+        and a read may wait for its leader."""
         return self.clock()
 
 
 class Single(NamedTuple):
-    """One operation, and the number of the format that makes its reply."""
+    """A plan of one operation, with the number of the format for its reply."""
 
     op: Op
     format: int
 
 
 class Several(NamedTuple):
-    """Operations whose results make one reply."""
+    """A plan of several operations, whose results are combined into one reply."""
 
     ops: Sequence[Op]
     combine: Callable[[list[Any]], bytes]
@@ -62,7 +62,7 @@ class Several(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """A reply that needs no operation."""
+    """A plan that consists of a reply and needs no operation."""
 
     data: bytes
 
@@ -73,7 +73,7 @@ Build = Callable[[list[bytes], Context], Plan]
 
 
 OwnerOf = Callable[[bytes], str]
-"""The partition of a key."""
+"""Returns the partition that owns a key."""
 
 
 def check_key(key: bytes) -> bytes:
@@ -95,7 +95,7 @@ def check_pattern(pattern: bytes) -> bytes:
 
 
 def check_one_owner(keys: Sequence[bytes], owner_of: OwnerOf) -> None:
-    """Check that one partition owns all keys. Raises CommandError."""
+    """Raise CommandError unless one partition owns all keys."""
     owners = sorted({owner_of(key) for key in keys})
     if len(owners) > 1:
         raise CommandError(
@@ -115,8 +115,8 @@ def integer(word: bytes) -> int:
 
 
 def value_bytes(plans: Iterable[Plan], most: int) -> int:
-    """Return the maximum number of bytes that the values which `plans` read, and the replies made of them, take: at
-    most twice `most`."""
+    """Return the maximum number of bytes for the values that `plans` read together with the replies made from these
+    values. The result is at most twice `most`."""
     values = 0
     for each in plans:
         match each:
@@ -130,7 +130,7 @@ def value_bytes(plans: Iterable[Plan], most: int) -> int:
 
 
 def together(found: Several) -> Several:
-    """Return the plan as one batch."""
+    """Return an equivalent plan with a single batch."""
     batch = (BATCH, found.ops[0][1], tuple(found.ops), int(Flag.INDEPENDENT), None)
 
     def combine(results: list[Any]) -> bytes:
@@ -141,14 +141,15 @@ def together(found: Several) -> Several:
 
 
 def first_failure(results: Sequence[Any]) -> bytes:
-    """Return the reply for the most severe failure, an unknown outcome before any other; empty if no result failed."""
+    """Return the reply for the most severe failure, or an empty reply if no result failed. An unknown outcome is
+    more severe than any other failure."""
     failures = [result for result in results if isinstance(result, StoreError)]
     return replies.failure(min(failures, key=_gravity)) if failures else b""
 
 
 def part_failed(results: Sequence[Any]) -> bytes:
-    """Return the reply for the failures of writes, or an empty reply. A refusal means that nothing was written, so if
-    some writes succeeded the outcome is unknown."""
+    """Return the reply for the failures among writes, or an empty reply if none failed. A refusal tells the client
+    that nothing was written. So if some writes succeeded, the reply says that the outcome is unknown."""
     failures = [result for result in results if isinstance(result, StoreError)]
     if 0 < len(failures) < len(results) and all(isinstance(failure, Refused) for failure in failures):
         done = len(results) - len(failures)

@@ -1,6 +1,6 @@
-"""Results → bytes for a Redis client, in both versions of the protocol. Decides only.
+"""Encodes results as replies to a Redis client, in both versions of the protocol. Decides only.
 
-If clients inspect the words of an error, the words are those of Redis.
+If clients inspect the words of an error, the words are the words of Redis.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def bulk(data: bytes) -> bytes:
 
 
 def array(items: Iterable[bytes]) -> bytes:
-    """Return an array of replies that are already encoded."""
+    """Return an array of encoded replies."""
     parts = list(items)
     return b"*%d\r\n%b" % (len(parts), b"".join(parts))
 

@@ -1,4 +1,5 @@
-"""Awaits the result of a single operation. A caller with many operations in progress is a sink itself."""
+"""Submits a single operation and awaits its result. A caller with many operations in progress should implement Sink
+itself."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from kvstore.types import PartitionId
 
 
 async def ask(backend: Submits, op: Op, partition: PartitionId | None = None, ring_version: int = 0) -> Any:
-    """Submit one operation and return its result. Raises StoreError. If the caller is cancelled, a write continues, and
-    a read that has not started is dropped."""
+    """Submit one operation and return its result. Raises StoreError. If the caller is cancelled, a write still runs
+    to its end, but a read that has not started is dropped."""
     answer = _Answer()
     backend.submit((op,), answer, (0,), ring_version, partition)
     result = await answer.given
@@ -24,8 +25,9 @@ async def ask(backend: Submits, op: Op, partition: PartitionId | None = None, ri
 
 
 async def ask_session(backend: Submits, op: Op, partition: PartitionId | None = None, ring_version: int = 0) -> Any:
-    """Like `ask`, for a caller that knows only one server: if the replica has not applied the caller's whole session
-    yet, ask the leader, which has everything. Scans name the partition."""
+    """Like `ask`, for a caller that cannot choose another server. If a session read finds that the local replica
+    lags behind the session, it is repeated as a linearizable read, which the leader answers. Scans must pass
+    `partition`."""
     try:
         return await ask(backend, op, partition, ring_version)
     except NotCaughtUp:
@@ -51,4 +53,4 @@ class _Answer(Sink):
             self.given.set_result(result)
 
     def flush(self) -> None:
-        """Nothing to do: the future wakes the caller."""
+        """Does nothing, because the future wakes the caller."""

@@ -1,5 +1,5 @@
-"""The interface between the endpoints and the server behind them: operations in, results to a sink, and the leaders of
-partitions."""
+"""The interface between the endpoints and the server behind them: endpoints submit operations, results go to a sink,
+and a topology tells which server leads each partition."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvstore.types import PartitionId, ServerId
 
 
 class Endpoints(Protocol):
-    """The addresses of a server, `host:port` each."""
+    """The addresses of a server, each as `host:port`."""
 
     @property
     def grpc(self) -> str: ...
@@ -25,7 +25,7 @@ class Endpoints(Protocol):
 
 
 class Topology(Protocol):
-    """A server's view of the cluster. Immutable: a change creates a new instance."""
+    """A server's view of the cluster. Immutable: after a change there is a new instance."""
 
     @property
     def ring(self) -> Ring: ...
@@ -40,7 +40,7 @@ class Topology(Protocol):
 
 
 class Submits(Protocol):
-    """Accepts operations: a Backend, or a wrapper in front of one."""
+    """Accepts operations. Implemented by every Backend and by wrappers of a Backend."""
 
     def submit(
         self,
@@ -50,17 +50,17 @@ class Submits(Protocol):
         ring_version: int = 0,
         partition: PartitionId | None = None,
     ) -> None:
-        """Carry out operations of one sink. `sink.complete(token, result)` follows once for each operation, never from
-        inside this call.
+        """Execute operations and deliver their results to `sink`. `sink.complete(token, result)` is called once for
+        each operation, with the token at the operation's place in `tokens`, and never from inside this call.
 
-        Operations on one key are done in this order. `ring_version` is the ring by which the caller chose this server,
-        0 if that does not matter. `partition` is for operations that name no key.
+        Operations on one key are executed in the order of `ops`. `ring_version` is the version of the ring that the
+        caller used to choose this server; 0 if that does not matter. Pass `partition` for operations that name no key.
         """
         ...
 
 
 class Backend(Submits, Protocol):
-    """The operations of all partitions, wherever they are led."""
+    """Executes operations on any partition, whichever server leads it."""
 
     @property
     def topology(self) -> Topology: ...
@@ -71,12 +71,14 @@ class Backend(Submits, Protocol):
         ...
 
     def progress(self, partition: PartitionId) -> tuple[int, int]:
-        """Return (sequence, leader's time in ms), at least as high as in any answer that this server gave."""
+        """Return (sequence, leader's time in ms) of the partition. Both are at least as high as in any answer that
+        this server has given."""
         ...
 
     def read_now(self, keys: list[bytes]) -> list[bytes | None] | NotNow:
-        """Return the rows (kvstore.partition.state.rows) of linearizable GETs of a client that waits for nothing else.
+        """Return the rows (kvstore.partition.state.rows) that linearizable GETs of `keys` find, None for an absent key.
 
-        NOT_NOW if one answer is not here or takes more than a lookup. Then all GETs must be submitted.
+        Return NOT_NOW if the server cannot give one of the answers at once, or if one takes more than a lookup. The
+        caller must then submit all GETs. Use this only for a client that has no other operation in progress.
         """
         ...

@@ -1,7 +1,6 @@
-"""The Backend of every endpoint of this server. Passes operations, answers of links and news of the cluster to the
-router, and performs the router's commands. An operation that may go to the local leader, or follow earlier ones over a
-link, does so at once without the router.
-"""
+"""The Backend of every endpoint of this server. It passes operations, answers from links and changes of the cluster
+to the router, and executes the router's commands. An operation that can go straight to the local leader, or that can
+follow earlier operations over a link, bypasses the router."""
 
 from __future__ import annotations
 
@@ -28,9 +27,10 @@ from kvstore.server.routing.router import FOLLOWER_LEVELS, Router
 from kvstore.types import PartitionId, ServerId
 
 LOOK_AGAIN_S = 0.02
-"""Interval of the check of waiting operations, in addition to every change of the topology."""
+"""Interval in seconds of the check of waiting operations. They are also checked at every change of the topology."""
 LOOK_SOON_S, HELD_FEW_MAX = 0.005, 64
-"""Interval of the check while operations wait only for held keys, and these are so few that the check is cheap."""
+"""Interval in seconds of the check while operations wait only for held keys, and the maximum number of such
+operations for which it is used, because the check is then cheap."""
 WAITING_BYTES_MAX = 64 << 20
 """Maximum bytes of keys and values of waiting operations."""
 _BATCH, _PUTS = int(Code.BATCH), {int(Code.PUT)}
@@ -38,7 +38,7 @@ _code_of = itemgetter(0)
 
 
 class Dispatcher:
-    """Drives one server's router; the Backend of its endpoints."""
+    """Executes the commands of one server's router, and is the Backend of the server's endpoints."""
 
     def __init__(self, env: Env, server: ServerId, membership: Membership, limits: Limits) -> None:
         self._env, self._membership = env, membership
@@ -58,12 +58,12 @@ class Dispatcher:
         """The rate limits, while a namespace has one."""
 
     def use_links(self, links: LinksPort) -> None:
-        """Set the links, once, before the first operation. The links need the dispatcher, and the dispatcher needs the
-        links."""
+        """Set the links. Call this once, before the first operation. It is separate from the constructor because the
+        links need the dispatcher and the dispatcher needs the links."""
         self._links = links
 
     def close(self) -> None:
-        """Refuse the operations that still wait."""
+        """Fail the operations that still wait."""
         self._forget()
         if self._timer is not None:
             self._timer.cancel()
@@ -72,7 +72,8 @@ class Dispatcher:
     # ── the Backend for endpoints ────────────────────────────────────────────────────────────────────────────────────
 
     def progress(self, partition: PartitionId) -> tuple[int, int]:
-        """Return (sequence, leader's time in ms), at least as high as in any answer that this server gave."""
+        """Return (sequence, leader's time in ms) of the partition. Both are at least as high as in any answer that
+        this server has given."""
         known = self._progress.get(partition, (0, 0))
         local = self._local.get(partition)
         state = getattr(local, "state", None)
@@ -132,7 +133,7 @@ class Dispatcher:
             self._submit_with_care(op, sink, token, ring_version, partition)
 
     def _submit_puts(self, ops: Sequence[Op], sink: Sink, tokens: Sequence[int]) -> None:
-        """Submit puts while no key is held. The puts of one partition go there in one call, in this order."""
+        """Submit puts while no key is held. All puts of one partition are submitted in one call, in their order."""
         router = self._router
         owners = router.topology.ring.partitions_of([op[1] for op in ops])
         targets = set(owners)
@@ -154,9 +155,9 @@ class Dispatcher:
                 self.submit((op,), sink, (token,))
 
     def read_now(self, keys: list[bytes]) -> list[bytes | None] | NotNow:
-        """Return the rows of linearizable GETs if all belong to one partition led here and none takes more than a
-        lookup, otherwise NOT_NOW. They overtake no operation that was submitted and answered, because the state that
-        they read contains it."""
+        """Return the rows that linearizable GETs of `keys` find, None for an absent key. Return NOT_NOW unless one
+        partition led here owns all keys and each GET takes only a lookup. The reads see every write that was
+        answered before, because the state that they read contains it."""
         if self._held_keys or (self.rates is not None and any(key.startswith(self.rates.prefixes.all) for key in keys)):
             return NOT_NOW
         router, tokens = self._router, tokens_of(keys) if keys[1:] else [token_of(keys[0])]
@@ -177,7 +178,8 @@ class Dispatcher:
     # ── events of links and replicas ──────────────────────────────────────────────────────────────────────────────────
 
     def host(self, partition: PartitionId, replica: LocalReplica | None) -> None:
-        """Note that a replica of the partition is here from now on, or no longer."""
+        """Record that this server has a replica of the partition from now on, or with None that it no longer has
+        one."""
         if replica is None:
             self._local.pop(partition, None)
         else:
@@ -185,22 +187,22 @@ class Dispatcher:
         self._handle(events.HostingChanged(partition, replica is not None))
 
     def swap(self, partition: PartitionId, old: LocalReplica, new: LocalReplica) -> bool:
-        """Route operations to `new` instead of `old`, which is or was behind it. Returns False if they are routed
-        elsewhere by now."""
+        """Route operations to the replica `new` instead of `old`. One of the two wraps the other. Return False, and
+        change nothing, if operations are not routed to `old` any longer."""
         if self._local.get(partition) is not old:
             return False
         self._local[partition] = new
         return True
 
     def replica_here(self, partition: PartitionId, ring_version: int) -> LocalReplica | None:
-        """Return the local replica if operations from another server may go to it without further checks, otherwise
-        None."""
+        """Return the local replica if operations from another server that used this ring version may go to it
+        without further checks, otherwise None."""
         local, router = self._local.get(partition), self._router
         is_free = ring_version == router.ring_version and partition not in router.waiting.lines
         return local if is_free else None
 
     def submit_here(self, partition: PartitionId, op: Op, sink: Sink, token: int, ring_version: int) -> None:
-        """Handle an operation that another server sent: done here or refused, never forwarded."""
+        """Execute or refuse an operation that another server sent here. The operation is never forwarded again."""
         replica = self.replica_here(partition, ring_version)
         if replica is not None and replica.serving:
             replica.submit((op,), sink, (token,))
@@ -208,33 +210,35 @@ class Dispatcher:
             self._handle(events.SentByPeer(partition, op, sink, token, ring_version))
 
     def turn_away(self, op: Op, sink: Sink, token: int, moved: Moved) -> None:
-        """Handle an operation that the local replica does not own. It is sent again, at the latest when the ring has
-        changed; another server sends its own operations again itself."""
+        """Handle an operation that the local replica rejected because it does not own the key. This server sends the
+        operation again, at the latest when the ring has changed. If another server sent it here, the operation is
+        refused, and that server sends it again."""
         self._handle(events.RejectedHere(op, sink, token, moved))
 
     def link_opened(self, flight: Flight) -> None:
-        """Note that operations can be sent to the flight's server."""
+        """Record that operations can be sent to the flight's server."""
         self._handle(events.LinkOpened(flight))
 
     def link_lost(self, flight: Flight, first_unsent: int) -> None:
-        """Handle the loss of a link. Operations from this number on had not been sent."""
+        """Handle the loss of a link. Operations numbered `first_unsent` and higher had not been sent."""
         self._handle(events.LinkLost(flight, first_unsent))
 
     def take_refusals(self, flight: Flight, errors: list[tuple[int, NotLeader | Moved]]) -> None:
-        """Handle operations that the flight's server has refused, in the order of their numbers."""
+        """Handle operations that the flight's server has refused. `errors` has their numbers, in ascending order,
+        and their errors."""
         self._handle(events.RefusedByPeer(flight, errors))
 
     def reads_answered(self, flight: Flight, *, is_look: bool = False) -> None:
-        """Continue reads that wait for their turn on the link. With `is_look`, also end those that are overdue."""
+        """Send reads that wait for their turn on the link. With `is_look`, also fail the overdue ones."""
         self._handle(events.ReadsAnswered(flight, is_look))
 
     def note_progress(self, partition: PartitionId, seq: int, time_ms: int) -> None:
-        """Note that an answer with this or earlier progress went out through this server."""
+        """Record that this server has passed on an answer with this progress."""
         known = self._progress.get(partition, (0, 0))
         self._progress[partition] = (max(known[0], seq), max(known[1], time_ms))
 
     def under_way(self) -> tuple[Mapping[ServerId, Flight], Mapping[PartitionId, list[Pending]]]:
-        """Return the operations on links, and those that wait for a leader."""
+        """Return the operations in transit, by server, and the operations that wait for a leader, by partition."""
         return self._router.routes.flights, self._router.waiting.lines
 
     def statistics(self) -> dict[str, int]:
@@ -299,8 +303,8 @@ class Dispatcher:
 
 # docs/protocol.md N5
 def _counted(op: Op, partition: PartitionId | None, router: Router) -> list[bytes]:
-    """Return the keys by which an operation counts for its namespaces. A range counts once, at the partition that owns
-    its first key, because all partitions are asked for the same range."""
+    """Return the keys by which an operation is charged to namespaces. All partitions receive the same operation on a
+    range, so only the partition that owns the range's first key charges it."""
     if op[0] == _BATCH:
         return [each[1] for each in op[2]]
     is_counted = op[1].__class__ is bytes and (partition is None or router.partition_of(op[1]) == partition)

@@ -1,4 +1,4 @@
-"""The router's events and commands: what happens to operations in transit, and what to do about it. Decides only."""
+"""The events that the router handles and the commands that it returns. Decides only."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from kvstore.types import PartitionId, ServerId
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """An endpoint submits an operation for the owner of its key, or for `partition`."""
+    """An endpoint submits an operation for the partition that owns its key, or for `partition`."""
 
     op: Op
     sink: Sink
     token: int
     partition: PartitionId | None = None
     ring_version: int = 0
-    """Version of the ring by which it was sent; 0 if that does not matter."""
+    """Version of the ring that the sender used; 0 if that does not matter."""
     awaits_ring: bool = False
-    """True if that ring is later than the known one and is being read."""
+    """True if the sender used a later ring than this server knows, and this server is reading the later ring."""
 
 
 @dataclass(frozen=True, slots=True)
 class SentByPeer:
-    """Another server sent an operation here."""
+    """Another server sent an operation to this server."""
 
     partition: PartitionId
     op: Op
@@ -41,7 +41,7 @@ class SentByPeer:
 
 @dataclass(frozen=True, slots=True)
 class RejectedHere:
-    """The local replica was asked for a key that it does not own."""
+    """The local replica rejected an operation because it does not own the key."""
 
     op: Op
     sink: Sink
@@ -51,7 +51,8 @@ class RejectedHere:
 
 @dataclass(frozen=True, slots=True)
 class RefusedByPeer:
-    """Another server has refused operations, by number, as not led there or as belonging to another partition."""
+    """Another server refused operations, given by number, because it does not lead their partition or because they
+    belong to another partition."""
 
     flight: Flight
     errors: list[tuple[int, NotLeader | Moved]]
@@ -59,8 +60,8 @@ class RefusedByPeer:
 
 @dataclass(frozen=True, slots=True)
 class ReadsAnswered:
-    """Another server has answered reads while others wait for their turn. With `is_look`, it is time to check the
-    waiting reads."""
+    """Another server answered reads while others wait for their turn. With `is_look`, the waiting reads must be
+    checked for overdue ones."""
 
     flight: Flight
     is_look: bool = False
@@ -68,14 +69,14 @@ class ReadsAnswered:
 
 @dataclass(frozen=True, slots=True)
 class LinkOpened:
-    """Operations can be sent to the flight's server."""
+    """Operations can now be sent to the flight's server."""
 
     flight: Flight
 
 
 @dataclass(frozen=True, slots=True)
 class LinkLost:
-    """The link is gone. Operations from number `first_unsent` on had not been sent."""
+    """The link was lost. Operations numbered `first_unsent` and higher had not been sent."""
 
     flight: Flight
     first_unsent: int
@@ -83,19 +84,20 @@ class LinkLost:
 
 @dataclass(frozen=True, slots=True)
 class TopologyChanged:
-    """Another topology is in force, and all operations based on the former one have been sent. `Expelled` follows."""
+    """A new topology is in force, and all operations that were routed by the previous one have been sent. An
+    `Expelled` event follows."""
 
     topology: ClusterTopology
 
 
 @dataclass(frozen=True, slots=True)
 class Expelled:
-    """The local replicas have rejected waiting operations that belong to other partitions now."""
+    """The local replicas have rejected the waiting operations that now belong to other partitions."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostingChanged:
-    """A replica of the partition is here from now on, or no longer."""
+    """This server has a replica of the partition from now on, or no longer."""
 
     partition: PartitionId
     is_here: bool
@@ -103,12 +105,12 @@ class HostingChanged:
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """Time has passed: waiting operations are checked again."""
+    """Time has passed, so waiting operations must be checked again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """This server stops."""
+    """This server is stopping."""
 
 
 Event = (
@@ -141,7 +143,7 @@ class SubmitHere:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Command to send the operation with this number in the server's flight."""
+    """Command to send the operation, which has this number in the flight of the server."""
 
     server: ServerId
     partition: PartitionId
@@ -158,7 +160,7 @@ class Connect:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """Command to complete an operation with the error, in a later turn of the event loop."""
+    """Command to complete an operation with an error on a later turn of the event loop."""
 
     sink: Sink
     token: int
@@ -167,7 +169,7 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class RejectPeer:
-    """Command to refuse an operation that another server sent. That server sends it again."""
+    """Command to refuse an operation that another server sent. That server then sends it again."""
 
     sink: PeerSink
     op: Op
@@ -189,8 +191,8 @@ class ReadLeader:
 
 @dataclass(frozen=True, slots=True)
 class ReadRing:
-    """Command to read the ring again. `version` is the newer ring that an operation named, or 0 if the known ring does
-    not match what a partition owns."""
+    """Command to read the ring again. `version` is the newer ring version that an operation named. It is 0 if a
+    partition rejected a key that the known ring assigns to it."""
 
     version: int = 0
 

@@ -17,19 +17,19 @@ BYTES_IN_FLIGHT_MAX = 64 << 20
 
 
 class Flight:
-    """The operations on a link, from its opening to its end."""
+    """The operations in transit on one link, from its opening to its loss."""
 
     def __init__(self, server: ServerId, most: int) -> None:
         self.server, self._most = server, most
         self.is_closed_for_more = False
-        """True if the other side stops or does not read: pending operations are still answered, but nothing more is
-        sent."""
+        """True if the other side is stopping or does not read. Pending operations are still answered, but no more
+        operations are sent."""
         self.pending: dict[int, tuple[PartitionId, Pending]] = {}
-        """Operations by number; numbers rise in sending order."""
+        """Operations by number. Numbers increase in the order of sending."""
         self.bytes = 0
         self.last_number = 0
         self.reads = LargeReads()
-        """Reads that wait before they are sent."""
+        """Reads that wait for their client's turn before they are sent."""
         self._numbers_on: dict[bytes, list[int]] = {}
         self._looked_up_to = 0
 
@@ -45,7 +45,7 @@ class Flight:
         return self.last_number
 
     def begin(self, partition: PartitionId, pending: Pending) -> int:
-        """Add an operation if there is capacity. Returns its number, otherwise 0."""
+        """Add an operation and return its number, or return 0 if there is no capacity."""
         if not self.has_room():
             return 0
         number = self.next_number()
@@ -56,7 +56,7 @@ class Flight:
         return number
 
     def begin_all(self, partition: PartitionId, pending: list[Pending]) -> range:
-        """Add operations with known sizes. Returns their numbers."""
+        """Add operations whose sizes are set, and return their numbers."""
         first = self.last_number + 1
         self.last_number += len(pending)
         numbers = range(first, self.last_number + 1)
@@ -65,7 +65,7 @@ class Flight:
         return numbers
 
     def end(self, number: int) -> tuple[PartitionId, Pending] | None:
-        """Remove an operation that is answered or comes back; None if it is no longer pending."""
+        """Remove and return an operation that was answered or refused. Return None if it is no longer pending."""
         found = self.pending.pop(number, None)
         if found is not None:
             self.bytes -= found[1].size
@@ -74,12 +74,12 @@ class Flight:
         return found
 
     def end_up_to(self, last: int) -> list[Pending]:
-        """Remove and return the operations up to this number, which have timed out."""
+        """Remove and return the operations up to the number `last`, which have timed out."""
         overdue = list(takewhile(lambda number: number <= last, self.pending))
         return [found[1] for number in overdue if (found := self.end(number)) is not None]
 
     def end_all(self) -> dict[int, tuple[PartitionId, Pending]]:
-        """Remove and return all operations by number, because the link is gone."""
+        """Remove and return all operations by number, because the link was lost."""
         pending, self.pending = self.pending, {}
         self.bytes = 0
         self.is_closed_for_more = True
@@ -90,16 +90,16 @@ class Flight:
         return any(each == partition for each, _ in self.pending.values()) or self.reads.has(partition)
 
     def misdirected(self, partition_of: Callable[[bytes], PartitionId]) -> Iterator[int]:
-        """Yield the numbers of operations in transit to a partition that does not own all of their keys."""
+        """Yield the numbers of operations that are in transit to a partition that does not own all of their keys."""
         for number, (partition, pending) in self.pending.items():
             op = pending.op
             if op[0] not in KEYLESS and any(partition_of(key) != partition for key in keys_of(op)):
                 yield number
 
     def writes_on(self, keys: set[bytes]) -> list[int]:
-        """Return the numbers of writes in transit on these keys. Each key's writes are returned once, because more
-        writes on it leave only when all of these have come back. Examines each operation once, and only after something
-        has come back."""
+        """Return the numbers of writes in transit on these keys, because they may be refused too. The writes on a
+        key are returned only once: no further write on the key is sent until all of them are refused or answered.
+        The cost is linear, because each operation is examined once, and only after a refusal."""
         for number in reversed(self.pending):
             if number <= self._looked_up_to:
                 break
@@ -111,7 +111,7 @@ class Flight:
         return sorted({each for key in keys for each in self._numbers_on.pop(key, ()) if each in self.pending})
 
     def forget_keys(self) -> None:
-        """Forget the keys. Pending operations are examined again if something comes back."""
+        """Drop the index of writes by key. Pending operations are examined again after the next refusal."""
         self._numbers_on.clear()
         self._looked_up_to = 0
 

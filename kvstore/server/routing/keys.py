@@ -1,4 +1,5 @@
-"""Traverses the keys of all partitions: in ring order for SCAN, partition by partition for KEYS and DBSIZE."""
+"""Lists and counts the keys of all partitions: in ring order for SCAN, and partition by partition for KEYS and
+DBSIZE."""
 
 from __future__ import annotations
 
@@ -23,39 +24,42 @@ Rings = Callable[[], Ring]
 
 PAGE_KEYS_MAX = 1000
 MOVED_S = 0.02
-"""Delay before asking a partition again that did not own what the ring assigns to it."""
+"""Delay in seconds before a partition is asked again that did not own the keys that the ring assigns to it."""
 MOVED_MAX = 100
 SCAN_BYTES_MAX = 1 << 20
-"""Bytes of keys after which a SCAN ends. Its last page may exceed them."""
+"""Total size of keys in bytes after which a SCAN returns. Its last page may exceed the limit."""
 MATCH_BYTES_MAX = 64 << 10
 """Bytes of keys matched in one turn of the event loop. Matching a key takes time proportional to the pattern."""
 FIRST_PAGE_KEYS = 100
-"""Keys in the first page of a SCAN that shows only some keys. If the page contains none of them, they are few."""
+"""Number of keys in the first page of a SCAN for a user who may read only some keys. If the user may read none of
+them, readable keys are probably few."""
 SEEK_KEYS_MAX = 2_000
-"""Number of visible keys up to which a SCAN finds them by prefix instead of by ring order."""
+"""Maximum number of readable keys that a SCAN finds by prefix instead of in ring order."""
 SEEKS_MAX = 1_024
-"""Number of prefixes times partitions up to which a SCAN looks for keys by prefix. Each takes one request, and the
-client waits for all of them."""
+"""Maximum product of prefixes and partitions for which a SCAN searches by prefix. Each combination takes one
+request, and the client waits for all of them."""
 RANGES_MAX = 32
 """Maximum number of ring ranges examined by one SCAN. It may return nothing although more keys follow."""
 STRIDE = TOKENS >> 12
-"""A part of the ring. If the SCAN of a user with limited rights ends without a visible key, its cursor is a multiple of
-the stride: the token of a hidden key would tell a user that guesses keys which ones exist."""
+"""A section of the ring. If a SCAN by a user with limited rights ends at a hidden key, its cursor is rounded to a
+multiple of STRIDE. Otherwise the cursor would be the token of a hidden key, and would confirm to a user who guesses
+keys which of them exist."""
 _SCAN, _SCAN_TOKENS, _COUNT = int(Code.SCAN), int(Code.SCAN_TOKENS), int(Code.COUNT)
 _KEYS_ONLY = int(Flag.KEYS_ONLY)
 Spans = Sequence[tuple[bytes, bytes | None]]
-"""Ranges from a first key to the first key after the range; None: to the last key."""
+"""Ranges of keys, each from a first key to the first key after the range. None instead of the latter means up to the
+last key."""
 ALL_KEYS: Spans = ((b"", None),)
 
 
 async def scan(
     ask: Ask, rings: Rings, cursor: int, count: int, level: int = Level.LINEARIZABLE
 ) -> tuple[int, list[bytes]]:
-    """Return (next cursor, keys): about `count` keys, or fewer if they are long, whose tokens are at or after `cursor`.
-    Cursor 0 is both the start and the end.
+    """Return (next cursor, keys) of a SCAN: about `count` keys whose tokens are at or after `cursor`, or fewer if the
+    keys are long. Pass cursor 0 to start; a returned cursor 0 is the end.
 
-    The cursor is a token, so it has the same meaning at each server and after each change of the ring: a key that
-    exists during the whole scan is returned. Raises StoreError.
+    A cursor is a token of the ring, so it is valid on every server and after every change of the ring. A key that
+    exists during the whole scan is returned at least once. Raises StoreError.
     """
     keys: list[bytes] = []
     token, size = cursor, 0
@@ -80,7 +84,7 @@ async def scan(
 
 # docs/protocol.md P37
 async def _page(ask: Ask, op: Op, owner: PartitionId) -> Any:
-    """Ask for a page. If the local replica refers to the leader, ask the leader."""
+    """Request a page from the owner. If the local replica lags behind the session, request the page from the leader."""
     at = LEVEL_AT[op[0]]
     try:
         return await ask(op, owner)
@@ -94,9 +98,9 @@ async def scan_shown(
     ask: Ask, rings: Rings, cursor: int, count: int, level: int = Level.LINEARIZABLE, *, shown: Callable[[bytes], bool],
     spans: Spans = ALL_KEYS,
 ) -> tuple[int, list[bytes]]:  # fmt: skip
-    """Like `scan`, for the keys that are `shown`, all of which are in `spans`. If they are few among many, they are
-    found by prefix, so that hidden keys cost nothing. Hidden keys influence the result only through how far it reaches,
-    in strides: a cursor lies after a shown key or at a multiple of STRIDE, and nowhere else. Raises StoreError."""
+    """Like `scan`, but returns only keys for which `shown` is true. All of these keys are in `spans`. If they are
+    few among many, they are found by prefix, so that hidden keys cost nothing. The returned cursor reveals little
+    about hidden keys, because it is always right after a shown key or a multiple of STRIDE. Raises StoreError."""
     keys: list[bytes] = []
     token, end, pages = cursor, TOKENS, 0
     while token < end:
@@ -145,9 +149,9 @@ async def keys_in(
     bytes_max: int,
     matches: Callable[[bytes], bool] = lambda _: True,
 ) -> tuple[list[bytes], bool]:
-    """Return the matching keys in some ranges, and True if these are all. They are not all if the ranges contain more
-    than `keys_max` keys, or the matching keys more than `bytes_max` bytes. The cost depends on the number of ranges and
-    of keys in them, not on other keys. Raises StoreError."""
+    """Return the matching keys in the ranges `spans`, and True if the list is complete. It is incomplete if the
+    ranges contain more than `keys_max` keys, or if the matching keys exceed `bytes_max` bytes. The cost depends only
+    on the number of ranges and on the keys in them. Raises StoreError."""
 
     async def gather(ring: Ring) -> tuple[list[bytes], bool]:
         found, looked, size = list[bytes](), 0, 0
@@ -168,7 +172,7 @@ async def keys_in(
 
 
 def within(spans: Spans, prefix: bytes) -> Spans:
-    """Return the parts of the ranges whose keys begin with the prefix."""
+    """Return the parts of the ranges in which all keys begin with the prefix."""
     last = end_of_prefix(prefix)
     found: list[tuple[bytes, bytes | None]] = []
     for first, behind in spans:
@@ -179,14 +183,14 @@ def within(spans: Spans, prefix: bytes) -> Spans:
 
 
 def literal_prefix(pattern: bytes) -> bytes:
-    """Return the bytes with which every matching key begins."""
+    """Return the literal bytes at the start of the pattern, with which every matching key begins."""
     found = _LITERAL.match(pattern)
     assert found is not None
     return found[0]
 
 
 def range_at(ring: Ring, token: int) -> tuple[PartitionId, int]:
-    """Return the owner of `token`, and the last token up to which it owns everything."""
+    """Return the partition that owns `token`, and the last token of the contiguous range that it owns from there."""
     place = ring.tokens.bisect_left(token)
     end = ring.tokens.keys()[place] if place < len(ring.tokens) else TOKENS - 1
     return ring.owner_of(token), int(end)
@@ -200,7 +204,8 @@ async def all_keys(
     matches: Callable[[bytes], bool] = lambda _: True,
     bytes_max: int,
 ) -> list[bytes]:
-    """Return every matching key. Raises StoreError, and InvalidRequest if the keys exceed `bytes_max`."""
+    """Return every matching key of the store. Raises StoreError, and InvalidRequest if these keys exceed `bytes_max`
+    bytes."""
     keys: list[bytes] = []
     cursor, size, is_begun = 0, 0, False
     while cursor or not is_begun:
@@ -214,7 +219,7 @@ async def all_keys(
 
 
 async def matching(keys: list[bytes], matches: Callable[[bytes], bool]) -> list[bytes]:
-    """Return the matching keys, and yield to other work in between."""
+    """Return the keys that match. Lets other work run between chunks of keys."""
     found, size = list[bytes](), 0
     for key in keys:
         if size > MATCH_BYTES_MAX:
@@ -227,7 +232,7 @@ async def matching(keys: list[bytes], matches: Callable[[bytes], bool]) -> list[
 
 
 async def count_keys(ask: Ask, rings: Rings, level: int = Level.LINEARIZABLE) -> int:
-    """Return the number of keys. Raises StoreError."""
+    """Return the number of keys in the store. Raises StoreError."""
 
     async def count(ring: Ring) -> int:
         total = 0
@@ -239,8 +244,8 @@ async def count_keys(ask: Ask, rings: Rings, level: int = Level.LINEARIZABLE) ->
 
 
 async def delete_all(ask: Ask, rings: Rings) -> None:
-    """Delete every key that existed before the call, and some of those written meanwhile. Raises StoreError:
-    OutcomeUnknown once something may have been deleted."""
+    """Delete every key that existed before the call. Keys written during the call may or may not be deleted. Raises
+    StoreError, which is OutcomeUnknown if some keys may already be deleted."""
     done = 0
 
     async def delete(ring: Ring) -> None:
@@ -258,8 +263,8 @@ async def delete_all(ask: Ask, rings: Rings) -> None:
 
 
 async def with_one_ring(rings: Rings, work: Callable[[Ring], Awaitable[T]]) -> T:
-    """Return the result of `work` with one ring; start again if another ring arrived meanwhile. Raises StoreError, and
-    Unavailable if the ring keeps changing."""
+    """Return the result of `work`, which receives a ring. If the ring has changed by the end of `work`, start again.
+    Raises StoreError, which is Unavailable if the ring keeps changing."""
     for _ in range(MOVED_MAX):
         ring = rings()
         try:
@@ -307,7 +312,8 @@ def matcher(pattern: bytes) -> Callable[[bytes], bool]:
 
 
 def _piece(pattern: bytes, at: int) -> tuple[bytes | None, int]:
-    """Return one element as a regular expression, None for a star, and the position of the next one."""
+    """Return the pattern element at position `at` as a regular expression, or None for a star, and the position of
+    the next element."""
     char = pattern[at : at + 1]
     if char == b"*":
         return None, at + 1
@@ -343,7 +349,8 @@ def _class(pattern: bytes, at: int) -> tuple[bytes, int]:
 
 
 def _runs(members: set[int]) -> list[tuple[int, int]]:
-    """Return (first, last) of runs of consecutive bytes, so that a short class in a pattern stays short."""
+    """Return (first, last) of each run of consecutive bytes. Runs keep the regular expression of a character class
+    short."""
     firsts = sorted(each for each in members if each - 1 not in members)
     lasts = sorted(each for each in members if each + 1 not in members)
     return list(zip(firsts, lasts, strict=True))
@@ -354,5 +361,5 @@ _ELEMENT = re.compile(rb"\[[^]]*\]|\(\?!\)|\\.|.", re.DOTALL)
 
 
 def _width(expression: bytes) -> int:
-    """Return how many bytes a chunk matches: one per element."""
+    """Return the number of bytes that a sequence of pattern elements matches: one for each element."""
     return len(_ELEMENT.findall(expression))

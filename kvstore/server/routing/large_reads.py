@@ -1,10 +1,10 @@
-"""Schedules the reads of one key to another server while values are large. Decides only.
+"""Schedules reads of single keys that are sent to another server while values are large. Decides only.
 
 One link carries the reads of all clients of this server in order. Therefore reads wait here, in one line per client,
-and are sent in turn. A client that requests many large values delays only its own reads, and waiting reads of a
-disconnected client are not sent.
+and the clients take turns. A client that requests many large values delays only its own reads, and the waiting reads of
+a disconnected client are not sent.
 
-Without large values nothing waits and no read is counted. Once a large value has arrived,
+Without large values, no read waits and none is counted. Once a large value has arrived,
 
 - clients whose last value was large may have BYTES_AT_ONCE in transit together, one read of each in turn;
 - any other client starts with ROOM_FIRST reads, and gains one with each small answer.
@@ -20,15 +20,16 @@ from kvstore.types import PartitionId
 LARGE_BYTES = 64 << 10
 """Size above which a value counts as large."""
 BYTES_AT_ONCE = 4 << 20
-"""Bytes that may precede a small answer on the link. A single value may be larger."""
+"""Maximum bytes of large values in transit on the link, which may delay a small answer. A single value may be
+larger."""
 ROOM_FIRST, ROOM_KNOWN, ROOM_MAX = 1, 8, 1_024
 QUIET_S = 2.0
-"""Time without large values after which scheduling ends."""
+"""Time in seconds without large values after which scheduling ends."""
 PATIENCE_S = 5.0
-"""Time without answers after which a client's waiting reads fail."""
+"""Time in seconds without answers after which a client's waiting reads fail."""
 
 LEFT_S_MIN = 0.001
-"""Minimum remaining time of a waiting read, because 0 means that it has not waited yet."""
+"""Minimum remaining time in seconds of a waiting read. The value 0 is reserved for a read that has not waited yet."""
 
 
 class _ClientReads:
@@ -39,7 +40,7 @@ class _ClientReads:
     def __init__(self) -> None:
         self.waiting: deque[tuple[PartitionId, Pending]] = deque()
         self.under_way = 0
-        """Number of counted reads; those sent before the first large value are not counted."""
+        """Number of its reads in transit. Reads that were sent before the first large value are not counted."""
         self.size = 0
         """Size of its last value if that was large, otherwise 0."""
         self.room = ROOM_FIRST
@@ -47,7 +48,7 @@ class _ClientReads:
 
 
 class LargeReads:
-    """The reads of one link. A client is identified by the line of its sinks."""
+    """Decides when reads may be sent on one link. A client is identified by the `line` of its sinks."""
 
     def __init__(self) -> None:
         self.is_on = False
@@ -57,11 +58,11 @@ class LargeReads:
         self._clients: dict[object, _ClientReads] = {}
         self._under_way: dict[int, _ClientReads] = {}
         self._bytes = 0
-        """Bytes of all reads in transit, each assumed to be as large as its client's last value."""
+        """Estimated bytes of all values in transit. Each value is assumed to be as large as its client's last value."""
         self._turns: OrderedDict[_ClientReads, None] = OrderedDict()
         """Clients with waiting reads; the first has the next turn."""
         self._large_turns: OrderedDict[_ClientReads, None] = OrderedDict()
-        """The same for clients whose last value was large."""
+        """Clients with waiting reads whose last value was large. The first has the next turn."""
         self._until = 0.0
 
     # ── what goes out ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -72,14 +73,14 @@ class LargeReads:
         return not client.waiting and self._has_room(client)
 
     def begin(self, number: int, pending: Pending) -> None:
-        """Count a read that is sent."""
+        """Count a read that is being sent."""
         client = self._under_way[number] = self._client(pending.sink.line)
         client.under_way += 1
         self._bytes += client.size
 
     def wait(self, partition: PartitionId, pending: Pending, now: float) -> None:
-        """Let a read wait for its client's turn, as long as other reads of the client are answered. A read that comes
-        back repeatedly keeps its remaining time."""
+        """Queue a read until its client's turn. It stays valid as long as other reads of the client are answered. A
+        read that is queued repeatedly keeps its remaining time."""
         client = self._client(pending.sink.line)
         if pending.deadline:
             pending.left_s = max(pending.deadline - now, LEFT_S_MIN)
@@ -91,7 +92,7 @@ class LargeReads:
         self.count += 1
 
     def next_or_none(self) -> Pending | None:
-        """Remove and return the next read to send; None if none may be sent now."""
+        """Remove and return the next read to send, or None if no read may be sent now."""
         if self._large_turns and self._has_room(next(iter(self._large_turns))):
             return self._take(self._large_turns.popitem(last=False)[0])
         for _ in range(len(self._turns)):
@@ -104,26 +105,26 @@ class LargeReads:
     # ── what comes back ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def ended(self, number: int, size: int, now: float) -> None:
-        """Note that a read was answered with a value of `size` bytes, or with something small."""
+        """Record that a read was answered with a value of `size` bytes; a small size if it returned no value."""
         client = self._uncount(number)
         if client is not None:
             client.heard_at = now
             self._judge(client, size)
 
     def over(self, number: int) -> None:
-        """Note that a read came back or timed out, which says nothing about its value."""
+        """Record that a read was refused or timed out, which tells nothing about the size of its value."""
         self._uncount(number)
 
     def note_large(self, line: object, size: int, now: float) -> None:
-        """Note a large value for this client, from a counted or an earlier read."""
+        """Record that this client received a large value, even if the read was not counted."""
         self.is_on, self._until = True, now + QUIET_S
         client = self._client(line)
         client.heard_at = now
         self._judge(client, size)
 
     def look(self, now: float) -> list[Pending]:
-        """Check the waiting reads and return the overdue ones, which must fail. Scheduling ends if no large value has
-        arrived for a while and nothing waits."""
+        """Remove and return the overdue reads, which the caller must fail. Also ends scheduling if no large value
+        has arrived for QUIET_S seconds and no read waits."""
         late: list[Pending] = []
         for client in [*self._turns, *self._large_turns]:
             is_late = now - client.heard_at > PATIENCE_S
@@ -144,7 +145,7 @@ class LargeReads:
         return late
 
     def take_all(self) -> list[tuple[PartitionId, Pending]]:
-        """Remove and return all waiting reads, to be sent another way."""
+        """Remove and return all waiting reads, because they may have to go to another server."""
         found = [each for client in (*self._turns, *self._large_turns) for each in client.waiting]
         for client in (*self._turns, *self._large_turns):
             client.waiting.clear()
@@ -154,7 +155,7 @@ class LargeReads:
         return found
 
     def has(self, partition: PartitionId) -> bool:
-        """Return True if a read on the partition waits."""
+        """Return True if a read on the partition is waiting."""
         return any(each == partition for client in (*self._turns, *self._large_turns) for each, _ in client.waiting)
 
     # ── inside ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -188,7 +189,7 @@ class LargeReads:
         return client
 
     def _judge(self, client: _ClientReads, size: int) -> None:
-        """Update the assumed size of the client's values."""
+        """Update the estimated size of the client's values."""
         size = size if size > LARGE_BYTES else 0
         is_other = bool(size) != bool(client.size)
         if is_other:

@@ -1,5 +1,5 @@
-"""Finds operations that have been in transit to other servers, or have waited for a leader, for too long. A periodic
-check finds them, so that other operations cost nothing. Decides only; overdue_watch.py performs the check."""
+"""Finds operations that have been in transit to another server, or have waited for a leader, for too long. A
+periodic check finds them, so that operations need no timers. Decides only; overdue_watch.py performs the check."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from kvstore.server.routing.redirects import WAIT_S
 from kvstore.types import PartitionId, ServerId
 
 LOOKED_AT_MAX = 32
-"""Maximum number of operations checked per link or line, oldest first."""
+"""Maximum number of operations that one check examines per link or line, oldest first."""
 KNOWN_MAX = 256
 
 
 class OverdueOperation(NamedTuple):
-    """An operation that takes too long, and since when at least."""
+    """An operation that takes too long, and the time by which it had begun."""
 
     at: Literal["link", "waiting"]
     partition: PartitionId
@@ -29,19 +29,20 @@ class OverdueOperation(NamedTuple):
 
 
 class Overdue:
-    """The overdue operations of one server. An operation that takes longer than `limit_s` is reported when it is over,
-    with its minimum duration."""
+    """The overdue operations of one server. An operation that takes longer than `limit_s` seconds is reported once
+    it has ended, with a lower bound of its duration."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._looks: dict[ServerId, tuple[Flight, deque[tuple[float, int]]]] = {}
-        """By server: its flight, and the flight's last number at the times of the latest checks."""
+        """For each server: its flight, and the (time, last number in the flight) of the latest checks."""
         self._known: dict[Hashable, OverdueOperation] = {}
 
     def look(
         self, now: float, flights: Mapping[ServerId, Flight], lines: Mapping[PartitionId, list[Pending]]
     ) -> list[OverdueOperation]:
-        """Return the overdue operations that are over by now."""
+        """Check the operations in `flights` and `lines`. Return the overdue operations that have ended since the
+        last check."""
         seen: dict[Hashable, OverdueOperation] = {}
         for name, late in self._all_late(now, flights, lines):
             if name in self._known:

@@ -1,4 +1,4 @@
-"""Checks regularly for operations that take too long elsewhere, and writes them to the slow log."""
+"""Periodically checks for operations that take too long on other servers, and writes them to the slow log."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class OverdueWatch:
             self.look()
 
     def look(self) -> None:
-        """Check once."""
+        """Check once and write the overdue operations that have ended to the slow log."""
         now = self._env.clock.now()
         for at, partition, op, since in self._overdue.look(now, *self._dispatcher.under_way()):
             key = None if op[0] in KEYLESS else op[1]

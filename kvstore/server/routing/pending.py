@@ -1,4 +1,5 @@
-"""An operation that this server routes, and what routing needs to know about operations. Decides only."""
+"""An operation that this server routes, and functions that tell what routing needs to know about an operation.
+Decides only."""
 
 from __future__ import annotations
 
@@ -18,38 +19,41 @@ _LARGE = WITH_VALUE | {_BATCH}
 
 
 class Pending(msgspec.Struct):
-    """One operation, from the moment it cannot simply be handed to the local leader."""
+    """One operation, from when it cannot be handed directly to the local leader until its sink has the result."""
 
     order: int
-    """Its position among the operations that this server routes."""
+    """Its position in the order of all operations that this server routes."""
     op: Op
     sink: Any
-    """A Sink."""
+    """The Sink of the operation."""
     token: int
     size: int = 0
-    """Its `written_bytes`, once a flight carries it."""
+    """Its `written_bytes`, set when a flight carries it."""
     deadline: float = 0.0
-    """When it is refused, in seconds of the clock; 0 before it had to wait."""
+    """When it is refused, in seconds of the clock; 0 until it has to wait."""
     left_s: float = 0.0
-    """Remaining time when it began to wait for its client's turn, which does not count; 0: all of it."""
+    """Seconds that remained when it began to wait for its client's turn, because that wait does not count; 0 if all
+    of its time remains."""
     is_of_peer: bool = False
-    """True if another server sent it: it is done here or refused, never forwarded."""
+    """True if another server sent the operation. Such an operation is executed here or refused, never forwarded."""
 
     def __repr__(self) -> str:
         return f"<Pending {self.order} {self.op!r}>"
 
 
 class PeerSink(Sink):
-    """Base class of the sinks of other servers, which send refused operations again themselves."""
+    """Base class of sinks of operations that other servers sent. Those servers send refused operations again
+    themselves."""
 
     def turn_away(self, op: Op, token: int, error: NotLeader | Moved) -> None:
-        """Called instead of `complete`, also from inside `submit`: later operations are not done until the other server
-        has received this refusal."""
+        """Handle the refusal of an operation. Called instead of `complete`, possibly from inside `submit`. Later
+        operations are not executed until the other server has received this refusal."""
         raise NotImplementedError
 
 
 def written_bytes(op: Op) -> int:
-    """Return the bytes that an operation holds in memory, if that may be much."""
+    """Return the bytes of keys and values that an operation holds in memory; 0 for an operation that always holds
+    few."""
     return len(op[2]) if op[0] == _PUT else size_of(op) if op[0] in _LARGE else 0
 
 
@@ -59,7 +63,7 @@ def keys_of(op: Op) -> list[bytes]:
 
 
 def check_one_partition(op: Op, partition_of: Callable[[bytes], PartitionId]) -> None:
-    """Raise InvalidRequest for a batch across partitions, and name them."""
+    """Raise InvalidRequest if the keys of a batch belong to several partitions. The error names these partitions."""
     owners = sorted({partition_of(each[1]) for each in op[2]})
     if len(owners) > 1:
         raise InvalidRequest(f"expected all keys of a batch in one partition, got keys of {' and '.join(owners)}")

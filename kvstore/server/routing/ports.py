@@ -1,4 +1,4 @@
-"""The interfaces of routing to the local replicas and to the links to other servers."""
+"""The interfaces through which routing uses local replicas and links to other servers."""
 
 from __future__ import annotations
 
@@ -10,55 +10,55 @@ from kvstore.types import PartitionId, ServerId
 
 
 class LocalReplica(Protocol):
-    """A replica on this node. Implemented by kvstore.partition.Partition."""
+    """A replica on this node, as routing uses it. Implemented by kvstore.partition.Partition."""
 
     @property
     def serving(self) -> bool: ...
 
     def submit(self, ops: Sequence[Op], sink: Sink, tokens: Sequence[int]) -> None:
-        """Carry out operations of one sink in order, or refuse them."""
+        """Execute or refuse operations in their order, and complete them at `sink`."""
         ...
 
     def read_now(
         self, keys: list[bytes], tokens: list[int], now: float, *, in_turn: bool = False
     ) -> list[bytes | None] | NotNow:
-        """Return the rows that linearizable GETs find at `now`. NOT_NOW if one of them takes more than a lookup; then
-        all must be submitted.
+        """Return the rows that linearizable GETs find at the time `now`, None for an absent key. Return NOT_NOW if one
+        GET takes more than a lookup; the caller must then submit all of them.
 
-        `tokens` are the tokens of the keys. Several GETs do not overtake a read that waits for its turn; with
-        `in_turn`, neither does a single GET.
+        `tokens` are the ring tokens of the keys. Several GETs do not overtake a read that waits for its turn. With
+        `in_turn`, a single GET does not overtake it either.
         """
         ...
 
     def redirect_moved(self) -> None:
-        """Reject waiting operations that belong to other partitions."""
+        """Reject the waiting operations that now belong to other partitions."""
         ...
 
 
 class LinkPort(Protocol):
-    """A link to another server. Implemented by kvstore.server.peer.link.PeerLink."""
+    """A link to another server, as routing uses it. Implemented by kvstore.server.peer.link.PeerLink."""
 
     def add(self, partition: PartitionId, number: int, op: Op) -> None:
-        """Send an operation of the flight with the next frame."""
+        """Send an operation of the flight, which has this number, with the next frame."""
         ...
 
     def add_puts(self, partition: PartitionId, numbers: range, ops: Sequence[Op]) -> None:
-        """Send puts of the flight with the next frame."""
+        """Send puts of the flight, which have these numbers, with the next frame."""
         ...
 
 
 class LinksPort(Protocol):
-    """Links to other servers. Implemented by kvstore.server.peer.links.PeerLinks."""
+    """The links to all other servers. Implemented by kvstore.server.peer.links.PeerLinks."""
 
     @property
     def by_server(self) -> Mapping[ServerId, LinkPort]:
-        """The link to each server that has one."""
+        """The existing link to each server."""
         ...
 
     def connect(self, server: ServerId) -> None:
-        """Open a link to the server, if there is none and an address is known."""
+        """Open a link to the server, unless there is one already or no address is known."""
         ...
 
     def flush(self) -> None:
-        """Send what waits for this turn's frame."""
+        """Send the operations that were added during this turn of the event loop."""
         ...

@@ -1,8 +1,10 @@
-"""Holds operations that were sent to a partition which does not own their key any more, or not yet. They wait here,
-limited in number, bytes and time, and are sent again when the ring has changed, or a little later. Decides only.
+"""Holds operations that were sent to a partition that does not own their key: it owned the key before, or will own it
+soon. The operations wait here and are sent again when the ring has changed, or a little later. Their number, bytes and
+waiting time are limited. Decides only.
 
-Operations on one key are sent in their order of arrival: an operation on a key waits behind those on the same key that
-are here, and behind those in transit to a former owner of the key, which may send them back.
+Operations on one key are sent in their order of arrival. An operation waits behind earlier operations on its key that
+are held here. It also waits behind operations on its key that are in transit to a former owner of the key, because they
+may be refused and come back.
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ from kvstore.server.routing.pending import Pending, keys_of, written_bytes
 from kvstore.server.routing.waiting_lines import by_order
 
 WAIT_S = 2.0
-"""Time for which this server routes an operation, all attempts together."""
+"""Seconds for which this server tries to route an operation, over all attempts."""
 ON_ITS_WAY = "the key is moving from one partition to another"
 
 
 class Redirected(Sink):
-    """The sink of a redirected operation. A local replica that rejects the operation again knows only its sink, so the
-    sink remembers the deadline and the position in the order. With a later position the operation would be sent after
-    operations that came behind it and were rejected earlier."""
+    """The sink of a redirected operation. If a local replica rejects the operation again, it knows only this sink,
+    so the sink stores the deadline and the position in the order. With a new position, the operation would be sent
+    after operations that arrived later but were rejected earlier."""
 
     __slots__ = ("_sink", "deadline", "place")
 
@@ -50,7 +52,7 @@ class Redirected(Sink):
 
 
 class _Expected(NamedTuple):
-    """A write in transit, by number, to a former owner of its keys, which may send it back."""
+    """A write that is in transit to a former owner of its keys and may be refused and come back."""
 
     flight: Flight
     number: int
@@ -58,7 +60,7 @@ class _Expected(NamedTuple):
 
 
 class Redirects:
-    """The redirected operations of one server. `fail` refuses one."""
+    """The redirected operations of one server. `fail` completes an operation with an error."""
 
     def __init__(self, fail: Callable[[Sink, int, StoreError], None], *, most: int, bytes_max: int) -> None:
         self._fail, self._most, self._bytes_max = fail, most, bytes_max
@@ -67,19 +69,19 @@ class Redirects:
         self._expected: dict[int, _Expected] = {}
         """Writes that may come back, by their position in the order."""
         self.keys: dict[bytes, int] = {}
-        """The held keys: keys of operations that are here or may come back, with their number. A later write on one of
-        them must wait here."""
+        """The held keys with the number of operations on each: operations that wait here or may come back. A later
+        write on a held key must wait here."""
         self.total = 0
 
     def __len__(self) -> int:
         return len(self._items)
 
     def holds(self, op: Op) -> bool:
-        """Return True if the operation must wait behind one that is here or may come back."""
+        """Return True if the operation must wait behind another one that waits here or may come back."""
         return any(key in self.keys for key in keys_of(op))
 
     def expect(self, flight: Flight, numbers: Iterable[int]) -> None:
-        """Note operations that may come back, before which no later operation on their keys may be done."""
+        """Record operations in transit that may come back. No later operation on their keys is sent before them."""
         for number in numbers:
             pending = flight.pending[number][1]
             if pending.op[0] not in UNORDERED:
@@ -89,7 +91,8 @@ class Redirects:
                 self._expected[pending.order] = _Expected(flight, number, keys)
 
     def add(self, pending: Pending, now: float) -> None:
-        """Keep the operation until its deadline, or for WAIT_S."""
+        """Hold the operation until its deadline, or for WAIT_S seconds if it has none. Fails it if its time is over
+        or a limit is reached."""
         if not isinstance(pending.sink, Redirected):
             pending.sink = Redirected(pending.sink, pending.deadline or now + (pending.left_s or WAIT_S))
         pending.deadline = pending.sink.deadline
@@ -106,8 +109,8 @@ class Redirects:
             insort(self._items, pending, key=by_order)
 
     def take(self, now: float) -> list[Pending]:
-        """Remove and return the operations to send again, in order: all except those that must wait for one that may
-        come back. Overdue operations are refused. Operations that come back keep their position."""
+        """Remove and return the operations that can be sent again, in order. Operations that must wait for another
+        one that may come back stay. Overdue operations are refused. An operation that comes back keeps its position."""
         self._forget_what_has_come()
         blocked = {key for each in self._expected.values() for key in each.keys}
         going: list[Pending] = []
@@ -129,7 +132,7 @@ class Redirects:
         return going
 
     def fail_all(self, error: StoreError) -> None:
-        """Refuse all operations."""
+        """Fail all operations with the error."""
         items, self._items, self._expected, self.bytes = self._items, [], {}, 0
         self.keys.clear()
         for pending in items:

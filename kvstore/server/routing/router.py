@@ -76,8 +76,8 @@ from kvstore.types import PartitionId, ServerId
 SUSPECT_AGAIN_S = 0.25
 """Interval of rereading the ring because a partition did not own what the ring assigns to it."""
 _ARRIVED = 1 << 60
-"""New operations get positions above this number, operations rejected here get positions below it, because they were
-here before."""
+"""Separates positions: new operations get higher ones, and operations that a local replica rejected get lower ones,
+because they arrived before."""
 
 _value_of = itemgetter(2)
 _GONE = "its client is gone"
@@ -87,7 +87,7 @@ FOLLOWER_LEVELS = frozenset({_SESSION, int(Level.STALE)})
 
 
 class Router:
-    """The router of one server. `serves` tells whether the local replica of a partition leads and answers."""
+    """Routes the operations of one server. `serves` tells whether the local replica of a partition leads and serves."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Router:
         self.forwarded = self.waited = self.timed_out = 0
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """Return the commands for an event, in order. `now` is the clock in seconds."""
+        """Handle an event and return the commands to execute, in order. `now` is the clock in seconds."""
         self._now = now
         match event:
             case Submitted():
@@ -158,8 +158,8 @@ class Router:
         return bool(self.waiting.lines or self.redirects.keys)
 
     def follow(self, flight: Flight, partition: PartitionId, op: Op, sink: Sink, token: int) -> int:
-        """Send an operation behind earlier ones, while no key is held. Returns its number, or 0 if there is no
-        capacity."""
+        """Add an operation to the flight behind earlier ones, while no key is held. Return its number, or 0 if there
+        is no capacity."""
         number = flight.begin(partition, Pending(self._arrivals + 1, op, sink, token))
         if number:
             self._arrivals += 1
@@ -169,7 +169,7 @@ class Router:
     def follow_puts(
         self, flight: Flight, partition: PartitionId, ops: Sequence[Op], sink: Sink, tokens: Sequence[int]
     ) -> range:
-        """Send puts of one sink, for which there is capacity. Returns their numbers."""
+        """Add puts of one sink to the flight, which must have capacity for them. Return their numbers."""
         first, count = self._arrivals + 1, len(ops)
         self._arrivals += count
         self.forwarded += count
@@ -245,7 +245,7 @@ class Router:
         self._send_reads(flight)
 
     def _link_lost(self, flight: Flight, first_unsent: int) -> None:
-        """Resend reads and everything unsent. The outcome of mutations that had been sent is unknown."""
+        """Route reads and unsent operations again. Mutations that had been sent fail with OutcomeUnknown."""
         server = flight.server
         self.routes.lost(flight)
         self._recall_reads(flight)
@@ -259,8 +259,8 @@ class Router:
                 )
 
     def _take_back(self, partition: PartitionId, pending: Pending, error: StoreError, server: ServerId) -> None:
-        """Take back an operation that `server` refused, or that did not reach it: it is sent again, or fails with
-        `error`."""
+        """Take back an operation that `server` refused or did not receive. The operation is routed again, or fails
+        with `error` if its time is over."""
         if isinstance(error, NotLeader):
             self.routes.note_refused(partition, server, self._now)
             self._commands.append(ReadLeader(partition))
@@ -318,8 +318,8 @@ class Router:
     # ── what goes out ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _send(self, partition: PartitionId, pending: Pending, *, is_its_turn: bool = False) -> bool:
-        """Give the operation to the partition's leader, or let it wait for its client's turn. Returns False if the
-        leader is unknown or nothing can be sent to it now."""
+        """Send the operation to the partition's leader, or queue it until its client's turn. Return False if the
+        leader is unknown or cannot receive an operation now."""
         if self._serves(partition):
             if not self.routes.is_settled(partition, self._server):
                 return False
@@ -350,7 +350,7 @@ class Router:
         return True
 
     def _drain(self) -> None:
-        """Send what can be sent, in order, and refuse what has waited too long."""
+        """Send the waiting operations that can be sent, in order, and fail those that have waited too long."""
         for partition in sorted(self.waiting.lines):
             self.routes.ask_again(partition, self._now)
             self.waiting.drain(partition, partial(self._goes_on, partition))
@@ -358,7 +358,8 @@ class Router:
                 self.routes.end_direct(partition)
 
     def _goes_on(self, partition: PartitionId, pending: Pending) -> bool:
-        """Return True if the first operation of a line has left it."""
+        """Return True if the operation, which is the first of its line, was sent, redirected or failed, so that it
+        leaves the line."""
         if pending.deadline <= self._now:
             self.timed_out += 1
             self._fail(pending.sink, pending.token, self.topology.nobody(partition))
@@ -389,7 +390,7 @@ class Router:
         self._send_reads(flight)
 
     def _send_reads(self, flight: Flight) -> None:
-        """Send the reads whose turn it is."""
+        """Send the waiting reads that may be sent now."""
         while flight.reads.count and (pending := flight.reads.next_or_none()) is not None:
             partition = self.partition_of(pending.op[1])
             if pending.sink.is_gone:
@@ -398,7 +399,8 @@ class Router:
                 self._wait(partition, pending)
 
     def _recall_reads(self, flight: Flight) -> None:
-        """Take back the reads that wait for their turn: they may have to go elsewhere, before later operations."""
+        """Take back the reads that wait for their turn. They may have to go to another server, before later
+        operations."""
         for _, pending in flight.reads.take_all():
             self._wait(self.partition_of(pending.op[1]), pending)
 
@@ -422,7 +424,7 @@ class Router:
         self.redirects.add(pending, self._now)
 
     def _fail_moved(self, op: Op, sink: Sink, token: int, ring_version: int = 0, partition: str = "") -> None:
-        """Refuse an operation that was sent by another ring than the known one."""
+        """Fail an operation that was routed by another version of the ring than the known one."""
         if ring_version > self.ring_version:
             self._commands.append(ReadRing(ring_version))
         moved = Moved(partition, self.ring_version)
@@ -437,7 +439,7 @@ class Router:
     # ── questions ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _is_held(self, op: Op) -> bool:
-        """Return True if another operation on its key must be done before this one."""
+        """Return True if another operation on the same key must be executed before this one."""
         return bool(self.redirects.keys) and op[0] not in UNORDERED and self.redirects.holds(op)
 
     def check(self) -> None:
@@ -450,6 +452,6 @@ class Router:
 
 
 def _may_mean_another(op: Op, ring_version: int, known: int) -> bool:
-    """Return True if a session read may carry the session of another partition than the one asked. Only the leader can
-    give an answer that is right in any case (docs/protocol.md M16)."""
+    """Return True if the session of a read may belong to another partition than the one asked. Only the leader can
+    then give a correct answer (docs/protocol.md M16)."""
     return ring_version != known and bool(ring_version or op[3])

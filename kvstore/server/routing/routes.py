@@ -1,7 +1,8 @@
-"""Decides to which server the operations of each partition go, and when they may go to another one. Decides only.
+"""Decides to which server the operations of each partition are sent, and when they may be sent to another server.
+Decides only.
 
-A partition's operations go to another server only when none of them is in transit to the former one, because an
-operation that comes back must be done before later ones.
+A partition's operations are sent to another server only when none of them is in transit to the previous one, because an
+operation that is refused and comes back must be executed before later ones.
 """
 
 from __future__ import annotations
@@ -13,20 +14,22 @@ from kvstore.server.routing.flight import Flight
 from kvstore.types import PartitionId, ServerId
 
 ASK_AGAIN_S = 0.1
-"""Time for which a server that refused as not the leader is not asked, while the topology still names it."""
+"""Seconds for which a server that refused an operation because it does not lead the partition is not asked again,
+while the topology still names it as the leader."""
 
 
 class Routes:
-    """The open links, and the link of each partition's operations."""
+    """The open links, and the link that carries each partition's operations."""
 
     def __init__(self) -> None:
         self.flights: dict[ServerId, Flight] = {}
         self.sent_to: dict[PartitionId, ServerId] = {}
         """The other server to which a partition's operations were last sent. Some may still be in transit."""
         self.direct: dict[PartitionId, Flight] = {}
-        """Flights that a partition's next operation may join behind earlier ones, without the router."""
+        """The flight that a partition's next operation may join, behind earlier ones, without the router."""
         self._refused_by: dict[PartitionId, tuple[ServerId, float]] = {}
-        """Servers that did not lead what the topology said, and until when they are not asked again."""
+        """Servers that refused as not the leader although the topology named them, and until when they are not asked
+        again."""
 
     def open(self, flight: Flight) -> None:
         self.flights[flight.server] = flight
@@ -37,18 +40,19 @@ class Routes:
         self.direct = {partition: each for partition, each in self.direct.items() if each is not flight}
 
     def take(self, partition: PartitionId, flight: Flight, *, is_direct: bool) -> None:
-        """Send the partition's operations with this flight from now on. `is_settled` must have been True."""
+        """Send the partition's operations with this flight from now on. Call this only when `is_settled` is True."""
         self.sent_to[partition] = flight.server
         if is_direct:
             self.direct[partition] = flight
 
     def end_direct(self, partition: PartitionId) -> None:
-        """Let the router decide where the partition's next operation goes, because something may have to go first."""
+        """Route the partition's next operation through the router, because other operations may have to be sent
+        first."""
         self.direct.pop(partition, None)
 
     def is_settled(self, partition: PartitionId, server: ServerId) -> bool:
-        """Return True if nothing is in transit elsewhere that may come back and must be done before operations for
-        `server`."""
+        """Return True if no operation of the partition is in transit to another server than `server`. Such an
+        operation may come back, and must then be executed before later ones."""
         former = self.sent_to.get(partition, server)
         if former != server:
             if self._carries(former, partition):
@@ -58,7 +62,8 @@ class Routes:
         return True
 
     def note_refused(self, partition: PartitionId, server: ServerId, now: float) -> None:
-        """Note that the server does not lead the partition, and do not ask it for a while."""
+        """Record that the server refused as not the leader of the partition, and do not ask it for ASK_AGAIN_S
+        seconds."""
         self._refused_by[partition] = (server, now + ASK_AGAIN_S)
         self.end_direct(partition)
 
@@ -66,14 +71,14 @@ class Routes:
         return partition in self._refused_by
 
     def ask_again(self, partition: PartitionId, now: float) -> None:
-        """Allow asking the server that refused when the pause is over and no operation of the partition is in transit
-        to it, because operations that may come back go first."""
+        """Allow asking the server again that refused, if the pause is over and no operation of the partition is in
+        transit to it. Operations that may come back go first."""
         refused = self._refused_by.get(partition)
         if refused is not None and refused[1] <= now and not self._carries(refused[0], partition):
             del self._refused_by[partition]
 
     def note_leaders(self, before: ClusterTopology, after: ClusterTopology, now: float) -> None:
-        """Note new leaders: the server that refused, or another one, may lead by now."""
+        """Apply changes of leaders. A server that refused before may be the leader by now."""
         self.direct.clear()
         for partition in sorted(self._refused_by):
             if after.leaders.get(partition) != before.leaders.get(partition):
@@ -81,8 +86,8 @@ class Routes:
                 self.ask_again(partition, now)
 
     def misdirected(self, partition_of: Callable[[bytes], PartitionId]) -> Iterator[tuple[Flight, list[int]]]:
-        """Yield for each link the numbers of operations in transit to a partition that does not own all of their
-        keys."""
+        """Yield each link's flight with the numbers of operations that are in transit to a partition that does not
+        own all of their keys."""
         for _, flight in sorted(self.flights.items()):
             yield flight, list(flight.misdirected(partition_of))
 

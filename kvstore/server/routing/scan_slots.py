@@ -1,5 +1,5 @@
-"""Limits the scans of a server and the memory they hold: each scan holds a page of every partition while its reader
-reads slowly."""
+"""Limits the number of scans on a server and the memory that they hold. Each scan holds a page of every partition
+while its reader reads slowly."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PATIENCE_S = 2.0
 
 
 class ScanSlot:
-    """The slot of one scan."""
+    """The slot that one scan holds."""
 
     def __init__(self, now: Callable[[], float], places: Mapping[ScanSlot, str]) -> None:
         self._now, self._places = now, places
@@ -34,12 +34,12 @@ class ScanSlot:
         self._timeout: asyncio.Timeout | None = None
         self._is_lost = False
         self.unread_since: float | None = None
-        """Since when its reader has read nothing."""
+        """Time since which the reader has not read what was sent, or None if it has read everything."""
 
     # docs/protocol.md P37
     def hold(self, size: int) -> None:
-        """Set the bytes that the scan holds now. Raises Overloaded if that is more than before and all scans hold too
-        much."""
+        """Set the number of bytes that the scan holds now. Raises Overloaded if the number has grown and all scans
+        together hold too much."""
         is_more, self.held_bytes = size > self.held_bytes, size
         total = sum(each.held_bytes for each in self._places)
         if is_more and size < total and total > HELD_BYTES_MAX:
@@ -48,7 +48,7 @@ class ScanSlot:
             )
 
     async def wait_read(self, sent: Awaitable[None]) -> None:
-        """Wait until the reader has accepted what was sent. Raises Overloaded if another scan gets the slot."""
+        """Wait until the reader has accepted the data. Raises Overloaded if the slot is given to another scan."""
         self.unread_since = self._now()
         try:
             async with asyncio.timeout(None) as self._timeout:
@@ -62,7 +62,7 @@ class ScanSlot:
             raise Overloaded("the scan was read too slowly while other scans waited; continue after the last key")
 
     def end(self) -> None:
-        """Give up the slot, even if the reader accepts data at the same moment."""
+        """Take the slot away from the scan, even if its reader accepts data at the same moment."""
         self._is_lost = True
         if self._timeout is not None:
             self._timeout.reschedule(asyncio.get_running_loop().time())
@@ -79,7 +79,7 @@ class _Waiter:
 
 
 class ScanSlots:
-    """The slots of all scans and counts of a server, for every endpoint."""
+    """The slots for all scans and counts of a server, shared by every endpoint."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -88,13 +88,13 @@ class ScanSlots:
         self._of_user: Counter[str] = Counter()
         """Number of slots of each user."""
         self._waiting: dict[str, dict[_Waiter, None]] = {}
-        """Waiting scans by user, oldest first."""
+        """Waiting scans by user, the oldest first."""
         self._waits = self._waits_begun = 0
 
     @asynccontextmanager
     async def place(self, user: str = "") -> AsyncIterator[ScanSlot]:
-        """Hold a slot for a scan of this user. An empty user means that access control is off and no limit per user
-        applies. Raises Overloaded if no slot is free in time."""
+        """Hold a slot for a scan of this user while the context is open. With an empty user access control is off,
+        and there is no limit per user. Raises Overloaded if no slot becomes free within WAIT_S seconds."""
         place = self._taken(user) if self._has_free(user) else await self._wait(user)
         try:
             yield place
@@ -111,7 +111,7 @@ class ScanSlots:
         return place
 
     def _give_back(self, place: ScanSlot) -> None:
-        """Free a slot, unless another scan has received it, and pass it on."""
+        """Free a slot and give it to a waiting scan, unless it was already taken away."""
         user = self._places.pop(place, None)
         if user is None:
             return
@@ -144,7 +144,7 @@ class ScanSlots:
             self._forget(user, waiter)
 
     def _forget(self, user: str, waiter: _Waiter) -> None:
-        """Remove a scan from the waiting scans, if it waits."""
+        """Remove a scan from the waiting scans, if it is among them."""
         waiters = self._waiting.get(user, {})
         waiters.pop(waiter, None)
         if not waiters:
@@ -156,8 +156,8 @@ class ScanSlots:
         return f"{SCANS_OF_USER_MAX} scans of user {user} are running; retry later"
 
     def _hand_on(self) -> None:
-        """Give free slots to waiting scans, oldest first. The cost depends on the number of waiting users, not on their
-        scans."""
+        """Give free slots to waiting scans, the oldest first. The cost depends on the number of users with waiting
+        scans, not on the number of scans."""
         while len(self._places) < SCANS_MAX:
             oldest = ((next(iter(each)), user) for user, each in self._waiting.items() if self._has_free(user))
             waiter, user = min(oldest, key=lambda each: each[0].number, default=(None, ""))
@@ -168,7 +168,7 @@ class ScanSlots:
             waiter.granted.set()
 
     def _end_slowest(self, user: str) -> None:
-        """End the scan of the slowest reader: of any user, or of this user if its own slots are used up."""
+        """Take the slot of the slowest reader: of any user, or of this user if the user's own slots are used up."""
         is_full, before = len(self._places) >= SCANS_MAX, self._now() - PATIENCE_S
         slow = {
             each: since

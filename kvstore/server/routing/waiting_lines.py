@@ -1,5 +1,5 @@
-"""Holds operations until their partition has a reachable leader: one line per partition, in order of arrival. Decides
-only."""
+"""Holds operations until the leader of their partition can be reached: one line per partition, in order of arrival.
+Decides only."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def by_order(pending: Pending) -> int:
 
 
 class WaitingLines:
-    """The lines of all partitions, limited in number and bytes together."""
+    """The lines of all partitions, with a common limit on the number and bytes of operations."""
 
     def __init__(self, *, most: int, bytes_max: int) -> None:
         self._most, self._bytes_max = most, bytes_max
         self.lines: dict[PartitionId, list[Pending]] = {}
-        """Without empty lines."""
+        """The waiting operations by partition. Contains no empty lines."""
         self.count = 0
         self.bytes = 0
 
@@ -28,7 +28,7 @@ class WaitingLines:
         return partition in self.lines
 
     def add(self, partition: PartitionId, pending: Pending) -> bool:
-        """Add an operation. Returns False if the limits are reached."""
+        """Add an operation. Return False if a limit is reached."""
         if self.count >= self._most or self.bytes >= self._bytes_max:
             return False
         self.count += 1
@@ -37,8 +37,8 @@ class WaitingLines:
         return True
 
     def drain(self, partition: PartitionId, takes: Callable[[Pending], bool]) -> None:
-        """Offer the line's operations to `takes` in order, up to the first that it declines. Operations added meanwhile
-        stay behind the rest."""
+        """Pass the line's operations to `takes` in order and remove those for which it returns True, until it
+        returns False. Operations that are added meanwhile go behind the remaining ones."""
         line = self.lines.pop(partition)
         taken = 0
         while taken < len(line) and takes(line[taken]):
@@ -49,7 +49,7 @@ class WaitingLines:
             self.lines[partition] = left
 
     def take_all(self) -> Iterator[tuple[PartitionId, Pending]]:
-        """Remove and yield everything, line by line."""
+        """Remove and yield all operations, line by line."""
         lines, self.lines = self.lines, {}
         self.count = self.bytes = 0
         for partition in sorted(lines):

@@ -34,7 +34,7 @@ _STEP = 100
 
 
 class CountingNode(Protocol):
-    """The node. Implemented by kvstore.server.app.Node."""
+    """The node that counts. Implemented by kvstore.server.app.Node."""
 
     @property
     def id(self) -> ServerId: ...
@@ -45,7 +45,7 @@ class CountingNode(Protocol):
 
 
 def copies_report(census: Census, found: Shortage, age_s: float) -> admin_pb2.CopiesReport:
-    """Return a count, and the copies missing according to it, as a message. Decides only."""
+    """Return a message with a count and with the copies that are missing according to it. Decides only."""
     report = admin_pb2.CopiesReport(
         age_s=age_s,
         ledgers=census.ledgers,
@@ -63,16 +63,16 @@ def copies_report(census: Census, found: Shortage, age_s: float) -> admin_pb2.Co
 
 
 class CopyCount:
-    """One server's part in counting the copies."""
+    """The part of one server in counting the copies."""
 
     def __init__(self, env: Env, node: CountingNode, view: BookieView) -> None:
         self._env, self._node, self._view = env, node, view
         self._nursery = env.nursery.child("copy count")
         self._seen: set[BookieId] = set()
-        """Bookies that were registered at some time since this process started."""
+        """Bookies that were registered at any time since this process started."""
         self._last: CompletedCount | None = None
         self._shortage: tuple[CompletedCount, frozenset[BookieId], Shortage] | None = None
-        """A count, the bookies that were registered, and the copies that were missing then."""
+        """The last count, the bookies that were registered when it was evaluated, and the copies that were missing."""
 
     def start(self) -> None:
         self._nursery.spawn(self._run(), name="count copies")
@@ -81,8 +81,8 @@ class CopyCount:
         await self._nursery.close()
 
     def report(self) -> admin_pb2.CopiesReport | None:
-        """Return the last count, evaluated with the bookies registered a moment ago. None if this server does not count
-        or has not finished its first count."""
+        """Return the last count, evaluated with the bookies that were registered a moment ago. Return None if this
+        server does not count or has not finished its first count."""
         if self._shortage is None:
             return None
         taken, _, found = self._shortage
@@ -103,12 +103,12 @@ class CopyCount:
 
     @property
     def _is_counting(self) -> bool:
-        """True if this server counts for the cluster."""
+        """True if this server counts the copies for the cluster."""
         return self._node.id == min(self._node.topology.servers, default="")
 
     async def _look(self) -> None:
-        """Count if a count is due, and evaluate the last count with the registered bookies. Raises MetadataError,
-        Unavailable."""
+        """Count the copies if a count is due, and evaluate the last count with the registered bookies. Raises
+        MetadataError, Unavailable."""
         present = frozenset(self._view.current.all)
         self._seen |= present
         named = self._last.named if self._last is not None else frozenset()

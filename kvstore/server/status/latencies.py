@@ -1,4 +1,5 @@
-"""Recent latencies of clients' operations, from the histogram counts of the last minute. Decides only."""
+"""Recent latencies of clients' operations, computed from how the histograms have grown in the last minute. Decides
+only."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ Counts = dict[str, list[int]]
 
 
 class Latency(NamedTuple):
-    """The latency of one kind of operation. The quantiles are upper bounds, in powers of two of a microsecond."""
+    """The latency of one kind of operation. Each quantile is an upper bound: a power of two of microseconds."""
 
     operation: str
     p50_s: float
@@ -33,14 +34,15 @@ class Latency(NamedTuple):
 
 
 class RecentLatencies:
-    """The recent latencies of one server. Memory is bounded, even if nobody asks for a long time."""
+    """The recent latencies of one server. Memory is bounded, even if nobody calls `take` for a long time."""
 
     def __init__(self) -> None:
         self._kept: deque[tuple[float, Counts]] = deque(maxlen=int(WITHIN_S / KEEP_S) + 1)
 
     def take(self, histograms: Mapping[str, Any], now: float) -> list[Latency]:
-        """Return what was counted since WITHIN_S before `now`, or since the last call if that is longer ago. Kinds
-        without operations are omitted. `histograms` are the server's histograms by table and name."""
+        """Return the latencies of the operations counted in the last WITHIN_S seconds before `now`, or since the
+        last call if that is longer ago. Kinds without operations are omitted. `histograms` contains the server's
+        histograms by table and name."""
         counts = {operation: _sum(histograms, sources) for operation, sources in SOURCES.items()}
         while len(self._kept) > 1 and now - self._kept[1][0] >= WITHIN_S:
             self._kept.popleft()

@@ -1,4 +1,5 @@
-"""Lists ledgers: from the metadata store or, while it is unavailable, from what leaders know of their logs."""
+"""Lists ledgers. They are read from the metadata store or, while it is unavailable, reported by the leaders, which
+know their own logs."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ class Leading(Protocol):
 
 
 class LedgerSurveyNode(Protocol):
-    """The node. Implemented by kvstore.server.app.Node."""
+    """The node that lists ledgers. Implemented by kvstore.server.app.Node."""
 
     @property
     def id(self) -> ServerId: ...
@@ -63,7 +64,7 @@ class LedgerSurveyNode(Protocol):
 
 
 class LedgerSurvey:
-    """The listing of ledgers by one server."""
+    """Lists the cluster's ledgers on behalf of one server."""
 
     def __init__(self, nursery: Nursery, node: LedgerSurveyNode, links: PeerCalls, hosting: Leading) -> None:
         self._node, self._links, self._hosting = node, links, hosting
@@ -73,9 +74,9 @@ class LedgerSurvey:
         await self._nursery.close()
 
     async def ledgers(self, partition: str = "", *, newest: int = 0) -> LedgersResponse:
-        """Return the ledgers of one partition's log, or of all partitions' logs, in log order. `newest` limits the
-        answer to the last ledgers of each log (0: all). Raises InvalidRequest, and MetadataError if neither the
-        metadata store nor the leaders answer."""
+        """Return the ledgers of one partition's log, or of the logs of all partitions if `partition` is empty, in
+        the order of the log. `newest` limits the answer to that many of the last ledgers of each log; 0 means all.
+        Raises InvalidRequest, and MetadataError if neither the metadata store nor a leader answers."""
         ring = self._node.topology.ring
         if partition and partition not in ring.partitions:
             raise InvalidRequest(f"no partition {partition}; expected one of {', '.join(sorted(ring.partitions))}")
@@ -89,8 +90,9 @@ class LedgerSurvey:
         return await self._ask(wanted, newest)
 
     async def page(self, first: LedgerId) -> LedgersResponse:
-        """Return a page of all ledgers in the metadata store, including ledgers of no log, by id from `first` on. While
-        the store is unavailable, the page covers only the partitions' logs. Raises the same errors as `ledgers`."""
+        """Return a page of all ledgers in the metadata store, including ledgers that belong to no log. The page is
+        sorted by id and begins at `first`. While the metadata store is unavailable, only ledgers of the partitions'
+        logs are returned. Raises the same errors as `ledgers`."""
         try:
             self._check_connected()
             async with asyncio.timeout(READ_S):
@@ -106,8 +108,8 @@ class LedgerSurvey:
         return response
 
     async def ledger(self, ledger: LedgerId) -> LedgerResponse:
-        """Return one ledger. Raises NoSuchLedger, InvalidRequest, and MetadataError if the store is unavailable and no
-        leader knows the ledger."""
+        """Return one ledger. Raises NoSuchLedger, InvalidRequest, and MetadataError if the metadata store is
+        unavailable and no leader knows the ledger."""
         if ledger > LEDGER_MAX:
             raise InvalidRequest(f"expected a ledger id up to {LEDGER_MAX}, got {ledger}")
         try:
@@ -128,7 +130,7 @@ class LedgerSurvey:
         raise MetadataUnavailable(f"ledger {ledger}: the metadata store is unavailable, and no leader's log has it")
 
     async def answer(self, server: ServerId, method: str, body: bytes) -> bytes:
-        """Answer another server with the logs that this server leads. Raises InvalidRequest."""
+        """Answer another server with the ledgers of the logs that this server leads. Raises InvalidRequest."""
         if method != METHOD:
             raise InvalidRequest(f"expected the method {METHOD}, got {method!r}")
         return self._own().SerializeToString()
@@ -174,7 +176,7 @@ class LedgerSurvey:
         return response
 
     async def _ask(self, partitions: list[PartitionId], newest: int) -> LedgersResponse:
-        """Ask the leaders of these partitions what they know of their logs. Raises MetadataUnavailable if none
+        """Ask the leaders of these partitions for the ledgers of their logs. Raises MetadataUnavailable if no leader
         answers."""
         response = LedgersResponse(from_leaders=True)
         rows: dict[str, list[LedgerStatus]] = {}
@@ -199,7 +201,7 @@ class LedgerSurvey:
         return response
 
     async def _call(self, server: ServerId) -> LedgersResponse:
-        """Ask a server for the logs that it leads. An empty response if it does not answer."""
+        """Ask a server for the ledgers of the logs that it leads. Return an empty response if it does not answer."""
         try:
             async with asyncio.timeout(CALL_S):
                 return LedgersResponse.FromString(await self._links.call(server, LEDGERS, METHOD, b"", CALL_S))
@@ -208,7 +210,7 @@ class LedgerSurvey:
             return LedgersResponse()
 
     def _own(self) -> LedgersResponse:
-        """Return the logs that this server leads, from memory, with the full metadata of the open ledgers."""
+        """Return the ledgers of the logs that this server leads, from memory. Open ledgers have their full metadata."""
         response = LedgersResponse()
         for partition, replica in sorted(self._hosting.leading().items()):
             if (known := replica.known_ledgers()) is None:
@@ -227,7 +229,7 @@ def _place(status: LedgerStatus, partition: PartitionId, entry: Listed | ListedL
 
 
 def ledger_status(metadata: LedgerMetadata) -> admin_pb2.LedgerStatus:
-    """Return a ledger's metadata as a message, without its password."""
+    """Return the metadata of a ledger as a message, which does not contain the password."""
     quorum = metadata.quorum
     status = admin_pb2.LedgerStatus(
         id=metadata.ledger,

@@ -1,4 +1,4 @@
-"""Reports the progress of moves: each server reports the moves to the partitions that it leads."""
+"""Reports the progress of moves. Each server reports the moves whose target partitions it leads."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _decode = msgspec.msgpack.Decoder(dict[int, float]).decode
 
 
 class MoveReports:
-    """One server's reports on the progress of moves to the partitions that it leads."""
+    """Reports the progress of moves whose target partitions this server leads."""
 
     def __init__(self, leading: Callable[[], Mapping[PartitionId, Partition]]) -> None:
         self._leading = leading
 
     def stands(self) -> dict[MoveId, MoveProgress]:
-        """Return the state of the moves to partitions led here."""
+        """Return the progress of the moves whose target partitions this server leads."""
         found: dict[MoveId, MoveProgress] = {}
         for _, replica in sorted(self._leading().items()):
             if replica.mover is not None:
@@ -41,15 +41,15 @@ class MoveReports:
         return found
 
     def copied(self) -> Copied:
-        """Return the copied fraction of the moves to partitions led here."""
+        """Return the copied fraction of the moves whose target partitions this server leads."""
         return {move: stand.part for move, stand in self.stands().items()}
 
     async def answer(self, server: ServerId, method: str, body: bytes) -> bytes:
-        """Answer another server with the progress of the moves to partitions led here."""
+        """Answer another server with the progress of the moves whose target partitions this server leads."""
         return _encode(self.copied())
 
     async def of_cluster(self, links: PeerCalls, own: ServerId, servers: Iterable[ServerId]) -> Copied:
-        """Return the copied fraction of all moves whose target leaders answer."""
+        """Return the copied fraction of all moves in the cluster whose targets' leaders answer."""
         found = self.copied()
         for server in servers:
             if server == own:

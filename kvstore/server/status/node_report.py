@@ -1,4 +1,5 @@
-"""Builds a node's report of itself from memory, without waiting or asking other nodes (docs/how-to/check-health.md)."""
+"""Builds a node's report on itself. It reads only memory, and neither waits nor asks other nodes
+(docs/how-to/check-health.md)."""
 
 from __future__ import annotations
 
@@ -56,12 +57,13 @@ class TlsStatus(Protocol):
     @property
     def is_failing(self) -> bool: ...
     def fault(self) -> str:
-        """Return why clients that verify this node cannot connect; empty if they can."""
+        """Return the reason why clients that verify this node's certificate cannot connect, or an empty string if
+        they can."""
         ...
 
 
 class Reported(Protocol):
-    """The node. Implemented by kvstore.server.app.Node."""
+    """The node that reports. Implemented by kvstore.server.app.Node."""
 
     @property
     def id(self) -> ServerId: ...
@@ -107,9 +109,9 @@ def report_of(
     reserve_bytes: int,
     copies: admin_pb2.CopiesReport | None,
 ) -> admin_pb2.NodeReport:
-    """Combine the reports of the node's parts. `member` is the node's registration. `snapshot` is the last snapshot as
-    in LastSnapshot.statistics, `disk` has the total and the free bytes of the data directory, and `copies` is the count
-    of copies if this server makes it."""
+    """Combine the reports of the node's parts into one. `member` is the node's registration, and `snapshot` is the
+    state of the last snapshot as in LastSnapshot.statistics. `disk` has the total and the free bytes of the data
+    directory's disk. `copies` is the count of copies, if this server counts them."""
     report = admin_pb2.NodeReport(
         id=node.id,
         version=node.version,
@@ -156,7 +158,8 @@ def report_of(
 
 
 def add_troubles(report: admin_pb2.NodeReport, troubles: Mapping[str, str]) -> None:
-    """Add the reasons why directories cannot be written: "" is the data directory, the others belong to the bookie."""
+    """Add the reasons why directories cannot be written. The key "" of `troubles` is the data directory; the other
+    directories belong to the bookie."""
     if trouble := troubles.get(""):
         report.disk.trouble = trouble
     of_bookie = [why for directory, why in sorted(troubles.items()) if directory]

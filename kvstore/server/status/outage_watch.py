@@ -1,4 +1,4 @@
-"""Checks regularly whether the node has lost parts of its cluster, and logs the events that outages.py reports."""
+"""Regularly checks whether the node has lost parts of its cluster, and logs the events that outages.py reports."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class WatchedNode(Protocol):
 
 
 class OutageWatch:
-    """Watches for outages as one server sees them."""
+    """Watches for outages from the point of view of one server."""
 
     def __init__(self, env: Env, node: WatchedNode, view: BookieView) -> None:
         self._env, self._node, self._view = env, node, view
@@ -55,7 +55,7 @@ class OutageWatch:
                 self.look()
 
     def look(self) -> None:
-        """Check once."""
+        """Check once, and log the events."""
         for news in self._outages.look(self._env.clock.now(), self._sight()):
             log.log(logging.WARNING if news.is_loss else logging.INFO, news.message, *news.arguments)
 

@@ -1,5 +1,6 @@
-"""Detects outages of a node's cluster and their ends: the metadata store, an ack quorum of bookies, leaders. Decides
-only; outage_watch.py checks regularly and writes the log (docs/how-to/read-logs.md)."""
+"""Detects when outages in a node's cluster begin and end. An outage concerns the metadata store, an ack quorum of
+bookies, or the leaders of partitions. Decides only; outage_watch.py checks regularly and writes the log
+(docs/how-to/read-logs.md)."""
 
 from __future__ import annotations
 
@@ -10,10 +11,10 @@ from typing import NamedTuple
 from kvstore.types import PartitionId, ServerId
 
 GONE_S = 2.0
-"""Duration from which an outage is reported. Leadership changes and session moves take less, and are as frequent as
-restarts."""
+"""Seconds after which an outage is reported. Changes of leadership and moves of sessions take less time, and are as
+frequent as restarts."""
 NAMED_MAX = 10
-"""Maximum number of partitions named in a line; of the others only the number is given."""
+"""Maximum number of partitions that one log line names. Only the number of the others is given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,7 @@ class _Outage:
 
 
 class Outages:
-    """Reports each outage once, when it has lasted for GONE_S, and its end once."""
+    """Reports each outage once, when it has lasted for GONE_S seconds, and its end once."""
 
     def __init__(self) -> None:
         self._metadata: _Outage | None = None
@@ -62,7 +63,7 @@ class Outages:
         """The last leader of each partition."""
 
     def look(self, now: float, sight: ClusterView) -> list[OutageEvent]:
-        """Return the events to log for the view at `now`."""
+        """Return the events to log, given the node's view of the cluster at the time `now`."""
         return [*self._of_metadata(now, sight), *self._of_quorum(now, sight), *self._of_leaders(now, sight)]
 
     def _of_metadata(self, now: float, sight: ClusterView) -> Iterable[OutageEvent]:
@@ -134,14 +135,14 @@ class Outages:
 
 
 def named(partitions: list[PartitionId]) -> str:
-    """Return the first partitions and the number of the others."""
+    """Return the first names, and the number of the other partitions."""
     rest = len(partitions) - NAMED_MAX
     return ",".join(partitions[:NAMED_MAX]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _follow(known: _Outage | None, reason: str, now: float) -> tuple[_Outage | None, _Outage | None]:
-    """Return the updated outage, and the outage to report if there is one: a new outage, or, without a reason, one that
-    has ended."""
+    """Update an outage. `reason` is empty if there is none now. Return the updated outage, and the outage to report
+    if there is one: an outage that has lasted long enough or, without a reason, one that has ended."""
     if not reason:
         return None, known if known is not None and known.is_told else None
     if known is None:

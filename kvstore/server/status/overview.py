@@ -1,8 +1,7 @@
-"""Combines one node's own knowledge and the reports of the nodes that answered into a report on the cluster. Decides
-only.
+"""Combines one node's own knowledge and the reports of other nodes into a report on the cluster. Decides only.
 
-If two sources differ, the node concerned is believed: a partition is served if a server reports that it serves it. If
-two servers report that, the one with the later epoch counts.
+If two sources disagree, the node concerned is believed: a partition is served if a server reports that it serves it. If
+two servers report that, the one with the later epoch is believed.
 """
 
 from __future__ import annotations
@@ -28,20 +27,20 @@ STUCK_S = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterSurvey:
-    """The knowledge of one node at one moment."""
+    """The knowledge that one node has of its cluster at one moment."""
 
     server: ServerId
     topology: ClusterTopology
     reports: Mapping[ServerId, NodeReport]
-    """Reports of the nodes that answered, including its own. A report without `metadata` only shows that the node is
-    up."""
+    """The reports of the nodes that answered, including this node. A report without `metadata` shows only that the
+    node is up."""
     silence: Mapping[ServerId, str] = field(default_factory=dict)
-    """Why each of the other nodes did not answer."""
+    """The reason why each of the other nodes did not answer."""
     bookies: RegisteredBookies = field(default_factory=lambda: RegisteredBookies({}, {}))
     known_bookies: Iterable[BookieId] = ()
-    """All bookies with a cookie, as far as known, whether they run or not."""
+    """All bookies that are known to have a cookie, whether they run or not."""
     spaces: Mapping[BookieId, tuple[int, int] | str] = field(default_factory=dict)
-    """Total and free bytes of bookies that were asked directly, or why there is no answer."""
+    """For each bookie that was asked directly: its total and free bytes, or the reason why it did not answer."""
     quorum: Quorum = field(default_factory=lambda: Quorum(3, 3, 2))
     cluster_version: int = 0
     namespaces: Iterable[admin_pb2.Namespace] = ()
@@ -85,8 +84,8 @@ def servers_of(topology: ClusterTopology) -> list[ServerId]:
 
 
 def node_of(bookie: BookieId, address: str, topology: ClusterTopology) -> str:
-    """Return the server in whose process the bookie runs, as far as known: by the bookie's address, or by its id, which
-    is a node's id and an incarnation. Empty if there is none."""
+    """Return the server in whose process the bookie runs, or an empty string if none is known. The server is found
+    by the bookie's address, or by the bookie's id, which consists of a node's id and an incarnation."""
     for id, member in sorted(topology.servers.items()):
         if address and member.bookie == address:
             return id
@@ -164,8 +163,8 @@ def _partition(
 
 
 def _tells_nothing(survey: ClusterSurvey, server: ServerId) -> bool:
-    """Return True if the server is up but runs a release that reports nothing. Then other servers' information
-    counts."""
+    """Return True if the server is up but runs a release that reports nothing. Then the information of other servers
+    is used."""
     report = survey.reports.get(server)
     return report is not None and not report.HasField("metadata")
 
@@ -197,7 +196,7 @@ def _bookies(survey: ClusterSurvey, lacking: Mapping[str, int]) -> list[BookieRe
 
 
 def _state(bookie: BookieId, registered: RegisteredBookies, *, is_reported: bool, state: str) -> str:
-    """Return the bookie's state. A bookie that answers is believed about its space, but without a registration it is
+    """Return the state of a bookie. Its own report on its space is believed. But without a registration it counts as
     away, because clients cannot find it."""
     if bookie in registered.readonly:
         return "readonly"
@@ -240,7 +239,8 @@ def _ring_view(survey: ClusterSurvey, age_s: float, partitions: Iterable[Partiti
 
 
 def _why_stuck(move: Move, stand: admin_pb2.MoveCopied | None, unserved: Collection[str]) -> str:
-    """Return why the move does not continue; empty if it does or waits for other moves."""
+    """Return the reason why the move makes no progress, or an empty string if it makes progress or waits for other
+    moves."""
     for role, partition in (("target", move.target), ("source", move.source)):
         if partition in unserved:
             return f"partition {partition}, its {role}, is not served"
@@ -250,8 +250,8 @@ def _why_stuck(move: Move, stand: admin_pb2.MoveCopied | None, unserved: Collect
 
 
 def _lacking_at(partitions: Iterable[PartitionView], copies: admin_pb2.CopiesReport) -> Mapping[str, int]:
-    """Return the number of under-replicated ledgers per bookie: as the leaders report or, if that is more, according to
-    the count of all ledgers."""
+    """Return the number of under-replicated ledgers for each bookie: the number that the leaders report or, if
+    higher, the number according to the count of all ledgers."""
     found: Counter[str] = Counter()
     for partition in partitions:
         for each in partition.lead.lacking_at:
@@ -260,7 +260,7 @@ def _lacking_at(partitions: Iterable[PartitionView], copies: admin_pb2.CopiesRep
 
 
 def _copies(reports: Iterable[NodeReport]) -> admin_pb2.CopiesReport | None:
-    """Return the latest count of copies; None if no answering node has one."""
+    """Return the latest count of copies, or None if no report contains one."""
     counted = [report.copies for report in reports if report.HasField("copies")]
     return min(counted, key=lambda copies: copies.age_s, default=None)
 

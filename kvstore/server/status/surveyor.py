@@ -1,5 +1,6 @@
-"""Asks every server and every bookie for its state, all at once and for at most one second, and combines the answers.
-Does not need the metadata store: while it is unavailable, the last known state counts."""
+"""Asks every server and every bookie for its state and combines the answers. All of them are asked at once, and the
+survey takes at most one second. It does not need the metadata store: while that is unavailable, the last known state
+is used."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ METHOD = "node"
 CALL_S = 1.0
 """Time after which a server counts as not answering."""
 REST_S = 0.5
-"""Time for which a survey is reused, however many callers ask."""
+"""Seconds for which the result of a survey is reused, for any number of callers."""
 WATCH_S = 15.0
 """Interval in seconds of surveys for this node's metrics."""
 COOKIES_S = 10.0
@@ -51,7 +52,7 @@ COOKIES_S = 10.0
 
 
 class SurveyNode(Reported, Protocol):
-    """The node and the parts that a survey uses. Implemented by kvstore.server.app.Node."""
+    """The node, and the parts of it that a survey uses. Implemented by kvstore.server.app.Node."""
 
     @property
     def config(self) -> NodeConfig: ...
@@ -79,8 +80,8 @@ class SurveyNode(Reported, Protocol):
 
 
 class Surveyor:
-    """Surveys the cluster from one node. The process that runs the node sets `snapshot` and `disk`, which need the real
-    world."""
+    """Surveys the cluster from one node. The process that runs the node sets `snapshot` and `disk`, which read the
+    machine's state."""
 
     def __init__(self, env: Env, node: SurveyNode, view: BookieView, bookies: BookieClients) -> None:
         self._env, self._node, self._view, self._bookies = env, node, view, bookies
@@ -94,14 +95,16 @@ class Surveyor:
         self._cookies_until = -math.inf
         self._latencies = RecentLatencies()
         self.snapshot: Callable[[], Mapping[str, Any]] = dict
-        """Return the last snapshot, as in kvstore.server.http.last_snapshot."""
+        """Returns the state of the last snapshot, as in kvstore.server.http.last_snapshot."""
         self.disk: Callable[[], tuple[int, int]] = lambda: (0, 0)
-        """Return the total and free bytes on the disk of the data directory."""
+        """Returns the total and the free bytes of the disk with the data directory."""
         self.troubles: Callable[[], Mapping[str, str]] = dict
-        """Return why directories cannot be written, as of the last probe of kvstore.server.write_probe."""
+        """Returns the reason why each directory cannot be written, as of the last probe of
+        kvstore.server.write_probe."""
 
     def start(self) -> None:
-        """Survey the cluster regularly for metrics and alerts. Costs one call to each other server every WATCH_S."""
+        """Start regular surveys for metrics and alerts. Each survey costs one call to each other server; there is
+        one every WATCH_S seconds."""
         self._nursery.spawn(self._watch(), name="survey now and then")
 
     async def close(self) -> None:
@@ -113,17 +116,17 @@ class Surveyor:
             await self._env.beat.rest(WATCH_S)
 
     def numbers(self) -> Mapping[str, float]:
-        """Return the cluster's health as numbers, according to the last survey; empty before the first one."""
+        """Return the health of the cluster as numbers, as of the last survey. Empty before the first survey."""
         if self._taken_at == -math.inf:
             return {}
         return {**numbers_of(self._last), "survey_age_s": max(0.0, self._env.clock.now() - self._taken_at)}
 
     def findings(self) -> Mapping[str, Mapping[str, int]]:
-        """Return the number of findings by code, according to the last survey."""
+        """Return the number of findings by code, as of the last survey."""
         return {code: {"count": count} for code, count in counts_of(self._last).items()}
 
     def own(self) -> NodeReport:
-        """Return this node's report, from memory."""
+        """Return this node's report. It is built from memory."""
         node, now = self._node, self._env.clock.now()
         member = node.membership.announcement.member
         is_open = node.is_open
@@ -160,8 +163,8 @@ class Surveyor:
         return self.own().SerializeToString()
 
     async def take(self) -> ClusterReport:
-        """Return a report on the cluster that is at most REST_S old. Takes at most CALL_S, however many nodes do not
-        answer. Concurrent callers share one survey and must not modify it."""
+        """Return a report on the cluster that is at most REST_S seconds old. Takes at most CALL_S seconds, even if
+        many nodes do not answer. Concurrent callers share one report and must not modify it."""
         async with self._turn:
             if self._env.clock.now() >= self._until:
                 self._last = await self._survey()
@@ -200,7 +203,7 @@ class Surveyor:
         )
 
     async def _ask(self, server: ServerId) -> NodeReport | str:
-        """Return the server's report, or why there is none."""
+        """Return the report of a server, or the reason why there is none."""
         try:
             async with asyncio.timeout(CALL_S):
                 return NodeReport.FromString(await self._node.links.call(server, STATUS, METHOD, b"", CALL_S))
@@ -213,7 +216,8 @@ class Surveyor:
             return str(error) or repr(error)
 
     async def _space(self, bookie: BookieId) -> tuple[int, int] | str:
-        """Ask a bookie for its disk space. Returns the reason as a string if it does not answer."""
+        """Ask a bookie for its disk space. Return its total and free bytes, or the reason as a string if it does not
+        answer."""
         try:
             async with asyncio.timeout(CALL_S):
                 return await self._bookies.space(bookie)
@@ -223,8 +227,8 @@ class Surveyor:
             return str(error) or repr(error)
 
     async def _read_cookies(self) -> None:
-        """Read the list of all bookies that ever existed, at most every COOKIES_S. While the metadata store is
-        unavailable, the list stays as it is."""
+        """Read the list of all bookies that have ever existed, at most once per COOKIES_S seconds. While the
+        metadata store is unavailable, the last list is kept."""
         now = self._env.clock.now()
         if now < self._cookies_until or self._node.store.state is not SessionState.CONNECTED:
             return

@@ -1,4 +1,4 @@
-"""A backend that samples operations and begins their traces. It exists only if tracing is on."""
+"""A backend that samples operations and begins their traces. It is used only if tracing is on."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ class Sampler(Protocol):
     """Chooses the operations that are sampled."""
 
     def next_among(self, count: int) -> int:
-        """Return the index of the next sampled operation among the `count` that are submitted now; `count`: none of
-        them."""
+        """Return the index of the next sampled operation among the `count` operations that are submitted now. Return
+        `count` if none of them is sampled."""
         ...
 
     def pass_over(self, count: int) -> None:
-        """Note that `count` operations were not sampled."""
+        """Record that `count` operations were not sampled."""
         ...
 
     def begin(self, op: Op) -> TakenSpan | None:
-        """Begin the span of the next sampled operation; None if it has no span after all."""
+        """Begin the span of the next sampled operation. Return None if the operation gets no span after all."""
         ...
 
 
 class ByRatio:
-    """Samples a share of one endpoint's operations. Each begins a trace."""
+    """Samples a fraction of the operations at one endpoint. Each sampled operation begins a trace."""
 
     def __init__(self, traces: NodeTraces, endpoint: str) -> None:
         self._traces, self._endpoint = traces, endpoint
@@ -43,7 +43,7 @@ class ByRatio:
 
 
 class TracedBackend:
-    """A Backend in front of another one."""
+    """A Backend that samples operations before it passes them to another Backend."""
 
     def __init__(self, backend: Backend, choice: Sampler) -> None:
         self.behind, self._choice = backend, choice
@@ -64,7 +64,7 @@ class TracedBackend:
         ring_version: int = 0,
         partition: PartitionId | None = None,
     ) -> None:
-        """Submit the operations between two sampled ones in one call."""
+        """Submit the operations. The operations between two sampled ones are passed on in one call."""
         while ops:
             place = self._choice.next_among(len(ops))
             if place:
@@ -77,7 +77,8 @@ class TracedBackend:
             ops, tokens = ops[place + 1 :], tokens[place + 1 :]
 
     def read_now(self, keys: list[bytes]) -> list[bytes | None] | NotNow:
-        """Return NOT_NOW if one of the reads is to be sampled, because a sampled read is submitted."""
+        """Return NOT_NOW if one of the reads is to be sampled, because a sampled read must be submitted. Otherwise
+        return what the other Backend returns."""
         if self._choice.next_among(len(keys)) < len(keys):
             return NOT_NOW
         rows = self.behind.read_now(keys)

@@ -1,5 +1,5 @@
-"""Calls with a parent span: gRPC calls by their metadata, HTTP requests by a header. Each call is a span, and the
-operations that it submits are spans below it."""
+"""Traces calls that have a parent span: gRPC calls name it in their metadata, and HTTP requests in a header. Each
+call gets a span, and the operations that it submits get spans below it."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ OTHER = "(other)"
 
 
 class TracedCall:
-    """One call with a parent; the Sampler of its operations."""
+    """One call that has a parent span, and the Sampler of the call's operations."""
 
     def __init__(self, span: TakenSpan | None) -> None:
-        """None: the parent is not sampled, so nothing of the call is."""
+        """`span` is None if the parent is not sampled. Then nothing in the call is sampled."""
         self.span = span
         self._left = OPERATIONS_MAX if span is not None else 0
 
@@ -54,7 +54,8 @@ calls."""
 
 
 def backend_of_call(backend: Backend) -> Backend:
-    """Return the backend for the current call. If the call has a parent, its operations are sampled like the parent."""
+    """Return the backend for the current call. If the call has a parent span, its operations are sampled if the
+    parent is."""
     call = _call.get()
     if call is None:
         return backend
@@ -80,7 +81,8 @@ class CallsBackend(TracedBackend):
 
 
 class TracedCalls(grpc.aio.ServerInterceptor):
-    """Reads the parents of gRPC calls with one response. Streams of operations have no parent for each operation."""
+    """A gRPC interceptor that reads the parent spans of calls with a single response. Operations in streams have no
+    parents of their own."""
 
     def __init__(self, traces: NodeTraces) -> None:
         self._traces = traces
@@ -111,7 +113,7 @@ class TracedCalls(grpc.aio.ServerInterceptor):
 
 
 class TracedPages:
-    """Reads the parents of HTTP requests."""
+    """Reads the parent spans of HTTP requests."""
 
     def __init__(self, traces: NodeTraces) -> None:
         self._traces = traces
@@ -134,15 +136,15 @@ class TracedPages:
 
 
 def _name_of(request: web.BaseRequest) -> str:
-    """Return the method and the first segment of the path, because later segments may contain a key. The caller is
-    not authenticated yet, so its own words are not used as a name."""
+    """Return the method and the first segment of the path as the name of a span. Later segments are omitted because
+    they may contain a key. Only known first segments are used, because the caller is not authenticated yet."""
     page = request.path.strip("/").split("/", 1)[0]
     method = request.method if request.method in hdrs.METH_ALL else OTHER
     return f"{method} /{page}" if page in PAGES else f"{method} {OTHER}"
 
 
 def begin_call(traces: NodeTraces, name: str, parent: Parent) -> TracedCall:
-    """Begin the call that the current task answers."""
+    """Begin a trace for the call that the current task answers."""
     call = TracedCall(traces.begin(name, parent, SpanKind.SERVER) if parent.is_sampled else None)
     _call.set(call)
     return call

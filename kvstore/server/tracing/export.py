@@ -1,7 +1,7 @@
-"""The queue of ended spans for the collector: bounded, and emptied by a thread of its own.
+"""A queue of ended spans for the collector. The queue is bounded, and a thread of its own sends the spans.
 
-The event loop only appends to the queue. Spans that find it full are dropped and counted, and so are spans that the
-collector does not accept in time: traces matter less than the operations that they describe.
+The event loop only appends to the queue. Spans are dropped and counted if the queue is full or if the collector does
+not accept them in time, because traces matter less than the operations that they describe.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CLOSE_S = 2.0
 
 
 class ExportQueue(SpanProcessor):
-    """Hands spans to an exporter. Call `close` at the end."""
+    """Passes ended spans to an exporter. Call `close` at the end."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
@@ -50,7 +50,7 @@ class ExportQueue(SpanProcessor):
             self._wake.set()
 
     def close(self) -> None:
-        """Send the queued spans. Blocks for at most CLOSE_S seconds."""
+        """Send the queued spans and stop. Blocks for at most CLOSE_S seconds."""
         self._is_closing = True
         self._wake.set()
         self._thread.join(CLOSE_S)

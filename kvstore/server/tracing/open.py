@@ -1,5 +1,5 @@
-"""Opens a node's traces if its settings enable them. Tracing needs an extra, and none of its packages is imported
-before."""
+"""Opens a node's traces if its settings turn tracing on. Tracing requires an optional extra, and its packages are
+imported only then."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ EXPORT_S = 5.0
 
 
 def open_traces(settings: TracingConfig, node: str, version: str, env: Env) -> NodeTraces | None:
-    """Return the traces of a node; None if tracing is off. Raises ConfigError if the extra is not installed or the
-    certificate cannot be read."""
+    """Return the traces of a node, or None if tracing is off. Raises ConfigError if the extra is not installed or
+    the certificate cannot be read."""
     if not settings.endpoint:
         return None
     exporter_class = _exporter_class()
@@ -41,7 +41,8 @@ def open_traces(settings: TracingConfig, node: str, version: str, env: Env) -> N
 
 
 def check_traces(settings: TracingConfig) -> None:
-    """Check what `open_traces` needs, without opening anything. Raises ConfigError in the same cases."""
+    """Check the settings for `open_traces` without opening anything. Raises ConfigError in the same cases as
+    `open_traces`."""
     if settings.endpoint:
         _exporter_class()
         _certificate(settings)
@@ -56,7 +57,7 @@ def _exporter_class() -> Any:
 
 
 def traced_backend(traces: Traces, backend: Backend, endpoint: str) -> Backend:
-    """Return the backend to which an endpoint submits operations: `backend` itself if tracing is off."""
+    """Return the backend to which an endpoint submits operations. This is `backend` itself if tracing is off."""
     if not traces.is_on:
         return backend
     from kvstore.server.tracing.backend import ByRatio, TracedBackend
@@ -80,8 +81,8 @@ def backend_of_calls(traces: Traces, backend: Backend, endpoint: str) -> Backend
 
 
 def traced_calls(traces: Traces) -> tuple[list[Any], Callable[[Backend], Backend]]:
-    """Return the interceptors by which a gRPC server reads the parents of its calls, and a function that returns the
-    backend for the current call."""
+    """Return the interceptors with which a gRPC server reads the parent spans of its calls, and a function that
+    returns the backend for the current call."""
     if not traces.is_on:
         return [], lambda backend: backend
     from kvstore.server.tracing.calls import TracedCalls, backend_of_call
@@ -92,7 +93,7 @@ def traced_calls(traces: Traces) -> tuple[list[Any], Callable[[Backend], Backend
 
 
 def traced_pages(traces: Traces) -> TracedPages | None:
-    """Return the reader of the parents of HTTP requests; None if tracing is off."""
+    """Return the reader of the parent spans of HTTP requests, or None if tracing is off."""
     if not traces.is_on:
         return None
     from kvstore.server.tracing.calls import TracedPages

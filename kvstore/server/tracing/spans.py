@@ -42,7 +42,7 @@ class _Entry:
 
 
 class NodeTraces(Traces):
-    """The traces of one node, until `close`."""
+    """The traces of one node. They end with `close`."""
 
     is_on = True
 
@@ -71,16 +71,18 @@ class NodeTraces(Traces):
     # ── sampling ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def next_among(self, count: int) -> int:
-        """Return the index of the next operation to sample among the `count` that are submitted now; `count` or
-        more: none. Report unsampled operations by `pass_over`."""
+        """Return the index of the next operation to sample among the `count` operations that are submitted now. A
+        result of `count` or more means that none of them is sampled. The caller must report unsampled operations
+        with `pass_over`."""
         return self._until_next if self._until_next < count else count
 
     def pass_over(self, count: int) -> None:
-        """Note that `count` operations were not sampled."""
+        """Record that `count` operations were not sampled."""
         self._until_next -= count
 
     def sample(self, endpoint: str, op: Op) -> TakenSpan | None:
-        """Begin a trace with this operation, the next one to sample. None if this second already has too many."""
+        """Begin a trace with this operation, which is the next one to sample. Return None if the current second
+        already has too many sampled operations."""
         self._until_next = self._gap()
         return self.begin(f"{endpoint} {name_of(op)}", None, SpanKind.SERVER, **_about(op))
 
@@ -89,7 +91,8 @@ class NodeTraces(Traces):
         return self.begin(name, parent, SpanKind.SERVER, **attributes) if parent and parent.is_sampled else None
 
     def begin(self, name: str, parent: Parent | None, kind: SpanKind, **attributes: str | int) -> TakenSpan | None:
-        """Begin this node's first span of a trace. None if this second already has too many."""
+        """Begin this node's first span of a trace. Return None if the current second already has too many sampled
+        operations."""
         now = self._now()
         if math.floor(now) != self._second:
             self._second, self._in_second = math.floor(now), 0
@@ -108,7 +111,8 @@ class NodeTraces(Traces):
         return TakenSpan(self, started, now, zero_ns)
 
     def _gap(self) -> int:
-        """Return the number of operations before the next sampled one, as if each were drawn at random."""
+        """Return the number of operations to skip before the next sampled one. The number is random, as if each
+        operation were sampled independently."""
         if self._ratio >= 1:
             return 0
         if self._ratio <= 0:
@@ -143,7 +147,7 @@ class NodeTraces(Traces):
         return found
 
     def _let_go(self, now: float) -> None:
-        """Drop the entries whose slowest bookie takes too long."""
+        """Drop the entries for which the slowest bookie has taken too long."""
         while self._entries and now - next(iter(self._entries.values())).noted_at > LATE_S:
             self._drop_oldest()
 
@@ -152,7 +156,7 @@ class NodeTraces(Traces):
         self.live -= 1
 
     def count(self, spans: int) -> None:
-        """Count spans that have begun; negative: that have ended."""
+        """Add `spans` to the number of open spans. A negative number counts ended spans."""
         self._spans += spans
         self.live += spans
 
@@ -172,7 +176,7 @@ class NodeTraces(Traces):
 
 
 class TakenSpan:
-    """One span, for OpenTelemetry."""
+    """A span that is recorded and exported to OpenTelemetry."""
 
     __slots__ = ("_is_over", "_span", "_traces", "_zero_ns", "began_s")
 

@@ -30,7 +30,7 @@ MayGoOn = Callable[[], Awaitable[bool]]
 
 
 class Dashboard:
-    """The dashboard of one node, from `start` to `close`."""
+    """Serves the dashboard of one node, from `start` to `close`."""
 
     def __init__(self, nursery: Nursery, surveyor: Surveyor, ledgers: LedgerSurvey, pages: Pages) -> None:
         self._pages = pages
@@ -49,12 +49,13 @@ class Dashboard:
         await self._nursery.close()
 
     async def page(self) -> web.Response:
-        """Return the page of the cluster. It takes as long as a survey: a second if a node does not answer."""
+        """Return the page of the cluster. It takes as long as a survey, which is one second if a node does not
+        answer."""
         return self._pages.html("page.html", page_of(await self._surveyor.take(), self._history))
 
     async def ledgers(self, partition: str) -> web.Response:
-        """Return the page of the ledgers of a partition's log. One page is read at a time, however many clients ask,
-        because it costs a read of the metadata store for each ledger."""
+        """Return the page with the ledgers of a partition's log. Only one such page is made at a time, for any
+        number of clients, because it reads the metadata of each ledger from the metadata store."""
         try:
             async with self._turn:
                 found = await self._ledgers.ledgers(partition, newest=NEWEST)
@@ -65,8 +66,8 @@ class Dashboard:
         return self._pages.html("ledgers.html", ledgers_page_of(found, partition, self._surveyor.own().id))
 
     async def live(self, request: web.BaseRequest, may_go_on: MayGoOn) -> web.StreamResponse:
-        """Stream server-sent events until the page is closed, the node stops, or its user loses the permission. A
-        HEAD request gets only the headers, because a stream would never end."""
+        """Stream server-sent events until the page is closed, the node stops or the user loses the permission. A
+        HEAD request receives only the headers, because a stream would never end."""
         if self._streams >= STREAMS_MAX:
             return web.Response(
                 text=f"503: expected at most {STREAMS_MAX} open pages with updates, got one more\n",

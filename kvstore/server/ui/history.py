@@ -1,5 +1,5 @@
-"""The last hour of the load of one node's leaders, for charts. Bounded: SERIES × SAMPLES doubles, 11,520 bytes.
-Decides only."""
+"""Stores the load of one node's leaders during the last hour, for charts. The memory is bounded: SERIES × SAMPLES
+doubles, 11,520 bytes. Decides only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SERIES = ("operations", "writes", "written_bytes", "queued")
 
 
 class LoadHistory:
-    """A ring buffer of samples: the newest replaces the oldest."""
+    """A ring buffer of samples. A new sample replaces the oldest."""
 
     def __init__(self) -> None:
         self._rings = {name: array("d", bytes(8 * SAMPLES)) for name in SERIES}
@@ -27,7 +27,7 @@ class LoadHistory:
         return sum(len(ring) * ring.itemsize for ring in self._rings.values())
 
     def take(self, report: NodeReport) -> None:
-        """Keep a sample of the node's report about itself."""
+        """Store a sample from the node's report on itself."""
         leads = [replica.lead for replica in report.replicas if replica.HasField("lead")]
         at = self._taken % SAMPLES
         self._rings["operations"][at] = sum(lead.ops_per_s for lead in leads)
@@ -37,7 +37,7 @@ class LoadHistory:
         self._taken += 1
 
     def of(self, name: str) -> Sequence[float]:
-        """Return the samples of a series, the oldest first. Raises KeyError for a name that is not in SERIES."""
+        """Return the samples of a series, oldest first. Raises KeyError if the name is not in SERIES."""
         ring = self._rings[name]
         if self._taken <= SAMPLES:
             return ring[: self._taken]

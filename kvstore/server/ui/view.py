@@ -89,7 +89,8 @@ def live_of(report: ClusterReport) -> dict[str, Any]:
 
 
 def shape_of(report: ClusterReport) -> str:
-    """Return a value that changes when anything but a number has changed, so that the page should be reloaded."""
+    """Return a value that changes when anything other than a number has changed, so that an open page knows when to
+    reload."""
     shape = [f"{each.subject} {each.code}" for each in report.findings]
     shape += [f"{each.id} {each.leader} {each.served}" for each in report.partitions]
     shape += [f"{each.id} {each.state} {bool(each.stuck)}" for each in report.ring.moves]

@@ -1,4 +1,4 @@
-"""Operations on the store and administrative changes on behalf of the user of a connection."""
+"""Submits operations and makes administrative changes on behalf of a connection's user."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Rewriting = Callable[[Ask, Words, OwnerOf], Coroutine[Any, Any, bytes]]
 
 
 def ask_as_user(performer: Performer) -> Ask:
-    """Return a function that submits an operation with the permissions that the user has at that time. A command may
-    submit several operations and wait in between."""
+    """Return a function that submits an operation with the permissions that the user has at the time of the call.
+    Permissions may change while a command waits between its operations."""
 
     async def asking(op: Op, partition: PartitionId | None = None) -> Any:
         return await ask(performer.replies.backend, op, partition)
@@ -33,10 +33,10 @@ def ask_as_user(performer: Performer) -> Ask:
 
 
 def ask_partitions(performer: Performer, words: Words, *, as_user: bool = False) -> keys.Ask:
-    """Return a function that submits an operation to a partition while the client is connected and may execute the
-    command. A traversal takes long and ends when the user loses the permission.
+    """Return a function that submits an operation to a partition. The function raises an error once the client has
+    disconnected or its user may no longer execute the command, so that a long traversal ends.
 
-    `as_user`: each operation also needs the user's own permissions on its keys.
+    With `as_user`, each operation also requires the user's own permissions on its keys.
     """
 
     async def asking(op: Op, partition: PartitionId) -> Any:
@@ -51,8 +51,8 @@ def ask_partitions(performer: Performer, words: Words, *, as_user: bool = False)
 
 
 def rewriting(command: Rewriting, value_bytes: int = VALUE_BYTES_MAX) -> Alone:
-    """Return the handler of a command that reads before it writes (rewrite.py). `value_bytes`: maximum size of the
-    value that it reads."""
+    """Return the handler of a command that reads a key before it writes it (rewrite.py). `value_bytes` is the
+    maximum size of the value that the command reads."""
 
     def act(performer: Performer, words: Words) -> None:
         performer.run_alone(command(ask_as_user(performer), words, performer.server.owner_of))
@@ -61,14 +61,14 @@ def rewriting(command: Rewriting, value_bytes: int = VALUE_BYTES_MAX) -> Alone:
 
 
 def change(performer: Performer, call: str, work: Callable[[], Awaitable[bytes]]) -> None:
-    """Make an administrative change. `work` returns the reply."""
+    """Make the administrative change `work`, audited as `call`, and reply with the bytes that `work` returns."""
     identity = performer.session.identity
     by = CallAuthor("" if identity is None else identity.who, performer.client.address)
     performer.run_alone(performer.server.changes.make(by, call, work))
 
 
 def visible(performer: Performer, found: list[bytes]) -> list[bytes]:
-    """Return the keys that the user may read."""
+    """Return those of the keys that the user may read."""
     if performer.gate is None:
         return found
     prefixes = performer.gate.identity.permissions.read
@@ -76,5 +76,5 @@ def visible(performer: Performer, found: list[bytes]) -> list[bytes]:
 
 
 def may_count(performer: Performer) -> bool:
-    """Return True if the user may read every key, and so may learn the number of keys."""
+    """Return True if the user may learn the number of keys, because the user may read every key."""
     return performer.gate is None or performer.gate.identity.permissions.may_all(Right.READ, b"", b"")

@@ -26,19 +26,19 @@ SLOTS = 1 << 14
 
 
 class SlotRange(NamedTuple):
-    """A server and its slots, `first` to `last`."""
+    """A server and the contiguous slots that it serves, from `first` to `last`."""
 
     first: int
     last: int
     id: bytes
-    """Forty hexadecimal digits, as clients expect."""
+    """The node id that clients see: forty hexadecimal digits."""
     host: bytes
     port: int
     is_here: bool
 
 
 def slot_ranges(servers: Mapping[ServerId, Endpoints], here: ServerId) -> list[SlotRange]:
-    """Return the slots of each server. Every slot belongs to one server. Raises CommandError if no server is known."""
+    """Divide all slots among the servers and return the slots of each. Raises CommandError if no server is known."""
     if not servers:
         raise CommandError("CLUSTERDOWN no server is known yet")
     found = []

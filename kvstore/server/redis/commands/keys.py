@@ -129,7 +129,8 @@ def _ttl(unit_ms: int) -> Build:
 
 
 def _about_key(code: int, show: Callable[[bytes, Any, Context], bytes]) -> Build:
-    """Return a handler that shows stored facts about the key in the third word, or nil if the key is absent."""
+    """Return a handler that replies with the stored metadata of the key in the command's third word, or nil if the
+    key does not exist."""
 
     def build(words: list[bytes], context: Context) -> Plan:
         key = check_key(words[2])
@@ -220,8 +221,8 @@ async def copy(ask: Ask, words: Words, owner_of: OwnerOf) -> bytes:
 
 # docs/protocol.md N4
 def _moved(found: KeyState, target: bytes, flags: int) -> tuple[Op, ...]:
-    """Return the operations that write a value under another key, with its expiry. A value without an expiry stays
-    without one, whatever default the namespace gives to new keys."""
+    """Return the operations that write the value under another key with the same expiry. If the value has no expiry,
+    neither does the copy, whatever default expiry the namespace gives to new keys."""
     put = commands.put(target, found.value, found.expires_ms, flags)
     return (put,) if found.expires_ms else (put, commands.expire(target, 0))
 

@@ -1,4 +1,4 @@
-"""The scripts of lock libraries, which are recognised by their text: nothing interprets Lua.
+"""The Lua scripts of lock libraries. The server recognises them by their text and does not interpret Lua.
 
 A lock is a key with an expiry, and only its holder knows its value. To release or extend the lock, a client compares
 the value first. Redis has no command for that, so libraries send a script. The known scripts are those of redis-py's
@@ -21,7 +21,8 @@ from kvstore.server.redis.parser import Words
 from kvstore.server.redis.plans import CommandError, integer
 
 Action = Callable[[Ask, bytes, Words], Coroutine[Any, Any, bytes]]
-"""(ask, key, arguments) → the reply."""
+"""Executes a script: takes a function that submits operations, the key and the script's arguments, and returns the
+reply."""
 
 TEXT_BYTES_MAX = 4096
 LOADED_MAX = 64
@@ -31,21 +32,22 @@ _NOT_RUN = "ERR only the scripts of lock libraries are supported: see docs/refer
 
 
 async def release(ask: Ask, key: bytes, arguments: Words) -> bytes:
-    """Delete the key if its value equals the first argument, and return 1 if so."""
+    """Delete the key if its value equals the first argument. Return the reply 1 if the key was deleted, otherwise 0."""
     (token,) = _expect(arguments, 1)
     return await _if_holder(ask, key, token, lambda found: commands.delete(key, _IF_VERSION, found.version))
 
 
 async def renew(ask: Ask, key: bytes, arguments: Words) -> bytes:
-    """Set the time to live to the second argument, in milliseconds, if the value equals the first argument. Return 1 if
-    so."""
+    """If the value of the key equals the first argument, set the time to live to the second argument, in
+    milliseconds. Return the reply 1 if the time to live was set, otherwise 0."""
     token, ms = _expect(arguments, 2)
     return await _renew(ask, key, token, _milliseconds(ms))
 
 
 async def extend(ask: Ask, key: bytes, arguments: Words) -> bytes:
-    """Extend the time to live by the second argument, in milliseconds, if the value equals the first argument and the
-    key expires. A third argument other than 0 sets the time to live instead. Return 1 if so."""
+    """If the key has an expiry and its value equals the first argument, add the second argument, in milliseconds, to
+    the time to live. If the third argument is not 0, the time to live is set to the second argument instead. Return
+    the reply 1 if the time to live was changed, otherwise 0."""
     token, ms, from_now = _expect(arguments, 3)
     more_ms = _milliseconds(ms)
     if from_now != b"0":
@@ -109,7 +111,8 @@ class Scripts:
         self._loaded: dict[bytes, Action] = {}
 
     def find(self, digest: bytes) -> Action:
-        """Return the action of a script. Raises CommandError if it is unknown; clients then send the text."""
+        """Return the action of the script with this digest. Raises CommandError if the script is unknown; clients
+        then send its text."""
         action = self.find_or_none(digest)
         if action is None:
             raise CommandError("NOSCRIPT No matching script. Please use EVAL.")
@@ -120,7 +123,8 @@ class Scripts:
         return _BY_DIGEST.get(digest) or self._loaded.get(digest)
 
     def load(self, text: bytes) -> tuple[bytes, Action]:
-        """Return the digest of a script and its action. Raises CommandError if the script is unknown."""
+        """Recognise a script by its text and remember its digest. Return the digest and the action. Raises
+        CommandError if the script is unknown."""
         digest = hashlib.sha1(text, usedforsecurity=False).hexdigest().encode()
         action = self.find_or_none(digest)
         if action is None:
@@ -130,7 +134,7 @@ class Scripts:
         return digest, action
 
     def clear(self) -> None:
-        """Forget the loaded scripts. The built-in scripts stay known."""
+        """Forget the loaded scripts. The built-in scripts remain known."""
         self._loaded.clear()
 
 

@@ -1,4 +1,4 @@
-"""Protocols of the connection and the server, as the handlers of commands use them."""
+"""Protocols through which command handlers use the connection and the server."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class CommandConnection(Protocol):
     def address(self) -> str: ...
     @property
     def host(self) -> str:
-        """The address without the port."""
+        """The client's address without the port."""
         ...
 
     def identity_of_certificate(self) -> UserIdentity | None:
@@ -63,11 +63,11 @@ class CommandConnection(Protocol):
         ...
 
     def authenticated(self) -> None:
-        """Note that the client has authenticated."""
+        """Record that the client has authenticated."""
         ...
 
     def become_peer(self, words: Words) -> None:
-        """Hand the connection over to another server's link. Raises CommandError."""
+        """Hand the connection over to the link of another server. Raises CommandError."""
         ...
 
 
@@ -96,17 +96,17 @@ class Performer(Protocol):
     def perform(self, found: Plan) -> bool: ...
 
     def check(self, words: Words) -> None:
-        """Raise CommandError if the user may not execute the command now."""
+        """Raise CommandError if the user may not execute the command at this moment."""
         ...
 
     def guard(self, identity: UserIdentity | None) -> None:
-        """Apply the permissions of this user from now on."""
+        """Use the permissions of this user for all later commands."""
         ...
 
     def run_alone(self, work: Coroutine[Any, Any, bytes]) -> None:
-        """Reply with the result of `work`. No other command begins before `work` has ended."""
+        """Run `work` and reply with its result. No other command begins before `work` has ended."""
         ...
 
     def quit(self, farewell: bytes = ...) -> None:
-        """Send a last reply and close the connection. Later commands are not read."""
+        """Send a last reply and close the connection. Later commands of the client are not read."""
         ...

@@ -1,7 +1,7 @@
-"""Optimistic read-modify-write of a key, for commands that read before they write.
+"""Optimistic read-modify-write of a key, for commands that must read before they write.
 
-A command does all of its work or none. Its keys must be in one partition, because a batch is atomic only within a
-partition.
+A command takes effect completely or not at all. All of its keys must be in one partition, because a batch is atomic
+only within a partition.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Op, Record
 
 Ask = Callable[[Op], Awaitable[Any]]
-"""Returns the result of an operation. Raises StoreError."""
+"""Submits an operation and returns its result. Raises StoreError."""
 
 ATTEMPTS_MAX = 64
 """Maximum number of attempts when other clients write the key between read and write."""
@@ -22,7 +22,7 @@ ABSENT = Record(b"", 0, 0, 0, 0)
 
 
 class KeyState(NamedTuple):
-    """The state of the key when it was read. Version 0: the key is absent."""
+    """The state of a key when it was read. The version is 0 if the key does not exist."""
 
     value: bytes
     version: int
@@ -32,17 +32,20 @@ class KeyState(NamedTuple):
 
 
 class Rewrite(NamedTuple):
-    """Operations that are applied if all their conditions hold, and the reply to the client in that case."""
+    """The operations with which a command writes, and its reply if they are applied. They are applied only if all of
+    their conditions are met."""
 
     ops: tuple[Op, ...]
     reply: bytes
 
 
 async def rewrite(ask: Ask, key: bytes, decide: Callable[[KeyState], Rewrite | bytes], other: bytes = b"") -> bytes:
-    """Read the key, decide, and write the decision if the key is unchanged; otherwise start again. If `decide` returns
-    bytes, they are the reply and nothing is written.
+    """Read the key, call `decide` with its state, and write what `decide` returns if the key is still unchanged. If
+    another client has changed the key, start again. If `decide` returns bytes, they are the reply and nothing is
+    written.
 
-    Raises CommandError, StoreError, and Overloaded if other clients change the key in every attempt.
+    `other` is a second key whose existence `decide` needs to know. Raises CommandError, StoreError, and Overloaded if
+    other clients changed the key in each of ATTEMPTS_MAX attempts.
     """
     read = commands.batch(key, (commands.get(key), commands.meta(other or key)))
     for _ in range(ATTEMPTS_MAX):

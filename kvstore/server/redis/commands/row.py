@@ -21,7 +21,7 @@ OPTIONS_MAX = 32
 
 
 class InMulti(Enum):
-    """The treatment of a command between MULTI and EXEC."""
+    """How a command is treated between MULTI and EXEC."""
 
     QUEUED = auto()
     """The command is queued, and EXEC executes it."""
@@ -34,8 +34,9 @@ class InMulti(Enum):
 
 
 class KeyPositions(NamedTuple):
-    """Positions of a command's keys among its words: the first, the last (negative: counted from the end), and the step
-    between them. All 0: the command names no keys, or their positions depend on its words."""
+    """The positions of a command's keys among its words: the first key, the last key (counted from the end if
+    negative), and the step between keys. All are 0 if the command has no keys or if their positions depend on its
+    words."""
 
     first: int = 0
     last: int = 0
@@ -63,10 +64,10 @@ class Alone(NamedTuple):
     been answered, and no later command begins before it is answered."""
 
     act: Callable[[Performer, Words], None]
-    """Executes the command. Raises CommandError."""
+    """Executes the command. Raises CommandError. The handler must send a reply, now or later."""
     reply_bytes: Callable[[Performer, Words], int] = lambda performer, words: 0
-    """Returns the maximum number of bytes that the reply takes, and the keys or values that it is made of; 0: few. The
-    command begins when that much capacity is free. Raises CommandError."""
+    """Returns the maximum number of bytes that the reply takes, together with the keys or values from which it is
+    made; 0 if they are few. The command begins when that much reply memory is free. Raises CommandError."""
     in_multi: InMulti = InMulti.REFUSED
     begins_operations: bool = False
     """True if `act` itself begins operations of the connection. The command waits while the connection may begin none.
@@ -101,8 +102,8 @@ class Command(NamedTuple):
         return self.need if isinstance(self.need, Need) else self.need(words)
 
     def plan_in_multi(self, words: Words, context: Context) -> Plan:
-        """Return the plan that a transaction queues. Raises CommandError if the command is not allowed in a
-        transaction. As in Redis, wrong arguments fail only the command itself, at EXEC."""
+        """Return the plan that MULTI queues. Raises CommandError if the command is not allowed in a transaction. As
+        in Redis, invalid arguments fail only this command, at EXEC."""
         if isinstance(self.handler, Alone):
             if self.handler.in_multi is InMulti.IGNORED:
                 return Reply(replies.OK)
@@ -157,10 +158,11 @@ def writes(
 
 
 def subcommands(name: str, known: dict[str, tuple[int, int, Build]], hint: str = "") -> Build:
-    """Return the handler of a command with subcommands.
+    """Return the handler of a command that has subcommands.
 
-    `known`: the minimum and maximum number of words of each subcommand, both names included, and its handler. Every
-    such command also has HELP. `hint`: where to find what other subcommands of Redis offer.
+    `known` maps the name of each subcommand to its minimum and maximum number of words, which include both names, and
+    to its handler. Every such command also supports HELP. `hint` says where to find what other subcommands offer in
+    Redis.
     """
     supported = f"{name} supports {', '.join(sorted(known))} here{hint}"
 
@@ -179,13 +181,13 @@ def subcommands(name: str, known: dict[str, tuple[int, int, Build]], hint: str =
 
 
 def replying(make: Callable[[Performer, Words], bytes], in_multi: InMulti = InMulti.REFUSED) -> Alone:
-    """Return the handler that replies with the result of `make`."""
+    """Return a handler that replies with the result of `make`."""
     return Alone(lambda performer, words: performer.replies.reply(make(performer, words)), in_multi=in_multi)
 
 
 def in_turn(make: Callable[[Performer, Words], bytes]) -> Alone:
-    """Return the handler that replies with the result of `make` in a later turn of the event loop. Use it for a reply
-    that is much larger than its command: one turn then makes only one such reply, however many commands a client sends
+    """Return a handler that replies with the result of `make` in a later turn of the event loop. Use it if the reply
+    is much larger than the command: then each turn makes only one such reply, even if a client sends many commands
     at once."""
 
     def act(performer: Performer, words: Words) -> None:

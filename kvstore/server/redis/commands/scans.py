@@ -18,15 +18,15 @@ from kvstore.server.redis.plans import REPLY_BYTES_MAX, CommandError, check_patt
 from kvstore.server.routing import keys
 
 KEYS_MAX = 100_000
-"""KEYS is refused in a larger store, because it would hold all keys in memory at once."""
+"""Maximum number of keys in a store for which KEYS is executed, because it would hold all keys in memory at once."""
 SCAN_COUNT_MAX = 10_000
 _CURSOR_MAX = (1 << 64) - 1
 
 
 def _traverse(performer: Performer, work: Callable[[], Awaitable[bytes]]) -> None:
-    """Reply with what `work` finds in all partitions. As at the other endpoints, the number of concurrent traversals is
-    bounded in total and per user. Each traversal is charged to the rates of the namespaces in which the user's keys
-    begin."""
+    """Run `work`, which traverses all partitions, and reply with its result. As at the other endpoints, the number
+    of concurrent traversals is limited in total and per user. A traversal is charged to the rates of the namespaces
+    that contain the user's keys."""
     gate, server = performer.gate, performer.server
 
     async def admitted() -> bytes:
@@ -94,7 +94,8 @@ def _cursor_of(words: Words) -> int:
 
 
 def _options_of(words: Words) -> tuple[int, bytes, bool]:
-    """Return COUNT, the pattern, and True if SCAN asks for strings, which is the only type. Raises CommandError."""
+    """Return COUNT, the pattern, and True unless SCAN asks for a type other than string, the only type here. Raises
+    CommandError."""
     count, pattern, wants_strings = 10, b"*", True
     for option, value in zip_longest(words[::2], words[1::2]):
         match option.upper() if value is not None else b"":
@@ -141,9 +142,9 @@ def _scan(performer: Performer, words: Words) -> None:
 
 
 def _random_key(performer: Performer, words: Words) -> None:
-    """Reply with the first key after a random position on the ring, so a key is more likely if the gap before it is
-    larger. If the user may read none of the next keys, reply with a key found by the prefixes that the user may read:
-    keys of other users cost nothing."""
+    """Reply with the first key after a random position on the ring. A key is therefore more likely the larger the
+    gap before it. If the user may read none of the next keys, find a key by the prefixes that the user may read, so
+    that keys of other users cost nothing."""
     start, protocol = performer.server.random.randrange(TOKENS), performer.session.protocol
 
     async def near(ask: keys.Ask) -> list[bytes]:
@@ -180,7 +181,7 @@ def _random_key(performer: Performer, words: Words) -> None:
 
 
 def _flush(performer: Performer, words: Words) -> None:
-    """Delete every key, one partition after the other."""
+    """Delete every key, in one partition after the other."""
     if not performer.server.allows_flush:
         raise CommandError(
             f"ERR {words[0].upper().decode()} is disabled; set redis_flush = true in [server] to enable it"

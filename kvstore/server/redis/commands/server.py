@@ -1,7 +1,7 @@
-"""Server commands: facts that tools query, settings and counters.
+"""Server commands: information that tools query, settings and counters.
 
-A reply never invents what the server does not know. It is empty where Redis too may have nothing; otherwise it is an
-error that names where to look.
+If the server does not know something, a reply never invents it. The reply is empty where a Redis reply may be empty
+too. Otherwise it is an error that says where to find the information.
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ def slow_count(words: Words) -> int:
 
 
 def slow_entry(number: int, slow: Slow) -> bytes:
-    """Return an entry in the form of Redis: number, date, microseconds, words, and the client, which is unknown here. A
-    key is shown by its hash, as in `kvstore node slow-log`."""
+    """Return an entry of the slow log in the form of Redis: number, date, microseconds, words and client. The client
+    is not known here. A key appears as its hash, as in `kvstore node slow-log`."""
     fields = [slow.operation, f"at={slow.at}"]
     fields += [f"{name}={value}" for name, value in (("key", slow.key), ("partition", slow.partition)) if value]
     fields += [f"operations={slow.operations}"] if slow.operations > 1 else []

@@ -102,7 +102,8 @@ def _set_options(words: list[bytes], now_ms: int) -> tuple[int, int]:
 
 
 def _expiry(command: str, word: bytes, unit_ms: int, relative: bool, now_ms: int) -> int:
-    """Return a time to live, or a date, in milliseconds. Raises CommandError."""
+    """Return the expiry that an argument sets, in milliseconds: a time to live or a point in time. Raises
+    CommandError."""
     value = integer(word) * unit_ms
     if not 0 < value <= EXPIRES_MS_MAX - (now_ms if relative else 0):
         raise CommandError(f"ERR invalid expire time in '{command}' command")
@@ -214,7 +215,7 @@ async def set_range(ask: Ask, words: Words, owner_of: OwnerOf) -> bytes:
 
 
 async def increment_by_float(ask: Ask, words: Words, owner_of: OwnerOf) -> bytes:
-    """INCRBYFLOAT key increment. It counts in decimals, so the sum of 0.1 and 0.2 is 0.3."""
+    """INCRBYFLOAT key increment. It calculates in decimal, so the sum of 0.1 and 0.2 is exactly 0.3."""
     key, increment = check_key(words[1]), _float(words[2])
 
     def decide(found: KeyState) -> Rewrite | bytes:
@@ -228,7 +229,7 @@ async def increment_by_float(ask: Ask, words: Words, owner_of: OwnerOf) -> bytes
 
 
 def _float(word: bytes) -> Decimal:
-    """Return a number of bounded length and size. Raises CommandError."""
+    """Parse a decimal number with a limited number of digits. Raises CommandError."""
     if word.lstrip(b"+-").lower() in (b"inf", b"infinity"):
         raise CommandError(_NOT_FINITE)
     if len(word) > FLOAT_BYTES_MAX or not _FLOAT.fullmatch(word):
@@ -249,7 +250,8 @@ def _shown(number: Decimal) -> bytes:
 
 
 def _kept(key: bytes, value: bytes, version: int) -> tuple[Op, ...]:
-    """Return the operation that writes a value over the version that was read, and keeps the expiry."""
+    """Return the operation that writes the value if the key still has the version that was read. The expiry of the
+    key is kept."""
     return (commands.put(key, value, 0, _IF_VERSION | _KEEP_TTL, version),)
 
 

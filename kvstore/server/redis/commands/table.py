@@ -16,7 +16,8 @@ from kvstore.server.redis.plans import CommandError
 
 
 def known(words: Words) -> Command:
-    """Return the row of a command. Raises CommandError if the command is unknown or has a wrong number of words."""
+    """Return the row of the command that `words` names. Raises CommandError if the command is unknown or has the
+    wrong number of words."""
     name = words[0].upper()
     command = _KNOWN.get(name)
     if command is None:

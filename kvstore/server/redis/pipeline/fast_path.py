@@ -1,6 +1,8 @@
-"""The fast paths of plain GET and SET (docs/design/0008), without a row, a plan or a function call for each command.
+"""Fast paths for plain GET and SET (docs/design/0008). They avoid a row lookup, a plan and several function calls for
+each command.
 
-A fast path does what the slow path would do, or nothing, and then the slow path takes the command. Tests compare both.
+A fast path has exactly the effect of the slow path, or none. In the latter case, the slow path executes the command.
+Tests compare both.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ _VALUE_FORMAT, _OK_FORMAT = Fmt.VALUE, Fmt.OK
 
 
 class FastPath:
-    """The fast paths of one connection."""
+    """The fast paths for the commands of one connection."""
 
     def __init__(self, server: PipelineServer, session: RespSession, sink: ReplyQueue, in_flight: InFlight) -> None:
         self._server, self._session, self._sink, self._in_flight = server, session, sink, in_flight
@@ -38,8 +40,8 @@ class FastPath:
         which checks them."""
 
     def begin_lone(self, words: Words) -> bool:
-        """Begin a plain GET or SET of a client with nothing else in flight, if nothing blocks it. A GET that the
-        backend can look up at once is answered. Return False if the command has not begun."""
+        """Begin a plain GET or SET of a client that has nothing else in flight, unless something blocks it. If the
+        backend can look up the key of a GET at once, the GET is answered. Return False if the command has not begun."""
         sink, in_flight, session = self._sink, self._in_flight, self._session
         number = sink.issued
         if (
@@ -98,9 +100,9 @@ class FastPath:
         return True
 
     def answer_gets(self, commands: Sequence[Words]) -> int:
-        """Answer the first commands, up to the limit of commands in flight, if the backend can look up all keys now.
-        All of them must be plain GETs of keys that the user may read, and the client must have nothing in flight. Their
-        replies are then due. Return the number of answered commands: all of these, or 0."""
+        """Answer the first commands, up to the limit of commands in flight, if the backend can look up all of their
+        keys at once. All of them must be plain GETs of keys that the user may read, and the client must have nothing
+        in flight. Return the number of answered commands: all of these, or 0. Their replies are then due."""
         sink, session = self._sink, self._session
         number = sink.issued
         if number != sink.answered or session.level:
@@ -125,8 +127,8 @@ class FastPath:
         return len(rows)
 
     def begin_puts(self, commands: Sequence[Words]) -> int:
-        """Begin the first commands in one call, up to the limit of commands in flight, if all of them are plain SETs
-        and may begin. Return the number of begun commands: all of these, or 0."""
+        """Begin the first commands, up to the limit of commands in flight, in one call. All of them must be plain
+        SETs that may begin. Return the number of begun commands: all of these, or 0."""
         sink, hazards = self._sink, self._in_flight.hazards
         free = sink.in_flight_max - (sink.issued - sink.answered)
         try:
@@ -149,8 +151,8 @@ class FastPath:
         return count
 
     def begin_plain(self, waiting: Iterator[Words]) -> Words | None:
-        """Begin plain GETs and SETs one by one, up to the first command that is another one or may not begin now.
-        Return that command, or None if all have begun."""
+        """Begin plain GETs and SETs one by one. Stop at the first command that is neither or that may not begin now,
+        and return it. Return None if all commands have begun."""
         sink, in_flight, session, readable = self._sink, self._in_flight, self._session, self.readable
         submit, read, rereads = sink.backend.submit, self._unguarded.submit, sink.rereads.reads
         writes, reads = in_flight.hazards.writes, in_flight.hazards.reads

@@ -1,6 +1,7 @@
-"""The commands that one Redis connection has in flight, and whether more may begin.
+"""Tracks the commands that one Redis connection has in flight, and decides whether more may begin.
 
-Decides only, except that `settle` also sends the replies that are due, because answered commands are counted out then.
+Decides only, except that `settle` also sends the replies that are due, because answered commands stop counting at that
+moment.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class InFlight:
         """
 
     def is_crowded(self, operations: int = 1) -> bool:
-        """Return True if a command with this many operations has to wait."""
+        """Return True if a command with this many operations must wait."""
         replies = self._replies
         in_flight = replies.issued - replies.answered
         return (
@@ -47,7 +48,8 @@ class InFlight:
         )
 
     def note(self, found: Single | Several, ops: Sequence[Op]) -> None:
-        """Note which keys the next command reads and writes. `found` is the plan that may be repeated in its place."""
+        """Record which keys the next command reads and writes. `found` is the plan with which the command may be
+        repeated when its turn comes."""
         number = self._replies.issued
         self.hazards.note(ops, number)
         self._replies.rereads.note(found, number)
@@ -56,14 +58,14 @@ class InFlight:
                 self.value_bytes += len(op[2])
 
     def note_more(self, operations: int) -> None:
-        """Count the operations of a command after the first. Do it at once, because the next command checks the
+        """Count the operations of a command after its first. Call this at once, because the next command checks the
         limit."""
         self._more_operations += operations
         self.limit.begin(0, 0, operations)
 
     def settle(self) -> None:
-        """Send the replies that are due, and count out the answered commands. Values are counted out once all commands
-        are answered."""
+        """Send the replies that are due, and stop counting the answered commands. Values stop counting when all
+        commands are answered."""
         replies, size, more = self._replies, 0, 0
         answered = replies.answered
         if self.timed is not None and answered > self.timed[0]:

@@ -24,15 +24,15 @@ other commands count."""
 
 
 class WaitingConnection(Protocol):
-    """A connection with commands that wait."""
+    """A connection whose commands wait for the limit."""
 
     def resume(self) -> None:
-        """Begin the waiting commands, if nothing else stops them."""
+        """Begin the waiting commands unless something else blocks them."""
         ...
 
 
 class InflightLimit:
-    """The counts of what all connections have in flight. `is_full` is a plain attribute because it is read before each
+    """Counts what all connections have in flight. `is_full` is a plain attribute because it is read before each
     command."""
 
     def __init__(self, commands_max: int = COMMANDS_MAX, bytes_max: int = BYTES_MAX) -> None:
@@ -54,7 +54,7 @@ class InflightLimit:
         self.is_full = self.commands + self.more >= self._commands_max or self.bytes >= self._bytes_max
 
     def end(self, commands: int, size: int, more: int = 0) -> None:
-        """Count commands as ended, and wake waiting connections while there is capacity."""
+        """Count commands as ended. Waiting connections are resumed while there is capacity."""
         self.commands -= commands
         self.more -= more
         self.bytes -= size
@@ -64,13 +64,13 @@ class InflightLimit:
             self._wake()
 
     def has_spare(self, operations: int = 1) -> bool:
-        """Return True if a connection with nothing in flight may begin a command with this many operations although the
-        limit is reached."""
+        """Return True if a connection with nothing in flight may begin a command with this many operations even
+        though the limit is reached."""
         counted = self.commands if operations <= FEW else self.commands + self.more
         return self.bytes < self._bytes_max and counted < 2 * self._commands_max
 
     def wait(self, waiter: WaitingConnection) -> None:
-        """Wake the connection when there is capacity."""
+        """Resume the connection when there is capacity."""
         self._waiting[waiter] = None
 
     def forget(self, waiter: WaitingConnection) -> None:

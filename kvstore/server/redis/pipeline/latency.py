@@ -32,13 +32,14 @@ class CommandLatency:
         self._now, self._slow, self._slow_s = now, slow, slow.limit_s
 
     def begin(self, commands: Iterable[Words], number: int) -> Timed:
-        """Time the round of these commands. It is over when command `number`, the first of them, is answered."""
+        """Start timing a round of these commands. The round ends when its first command, which has this number, is
+        answered."""
         self.left = EVERY
         words = next(iter(commands), [b""])
         return number, self._by_word.get(words[0].upper(), self.histograms[_OTHER]), self._now(), words
 
     def end(self, timed: Timed) -> None:
-        """Record the round, because the reply to its first command is about to be written."""
+        """Record the latency of the round. Call this right before the reply to its first command is written."""
         _, histogram, at, words = timed
         took = self._now() - at
         histogram.add(took)

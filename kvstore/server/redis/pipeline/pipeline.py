@@ -47,7 +47,7 @@ class PipelineConnection(CommandConnection, Protocol):
 
 
 class Pipeline:
-    """The commands of one connection, from when they are read until they are answered."""
+    """Executes the commands of one connection, from when they are parsed until they are answered."""
 
     stream: Stream
     """Set when the connection is made."""
@@ -73,7 +73,7 @@ class Pipeline:
         """Number of commands in flight below which waiting commands begin; None if none wait."""
 
     def guard(self, identity: UserIdentity | None) -> None:
-        """Apply the permissions of this user from now on; None: a client that has not authenticated."""
+        """Use the permissions of this user for later commands. None means that the client has not authenticated."""
         access, self.session.identity = self.server.access, identity
         self.gate, self.replies.backend, self._fast_path.readable = None, self.server.backend, None
         if access.is_on:
@@ -86,7 +86,7 @@ class Pipeline:
     # ── commands ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def take(self, commands: list[Words]) -> None:
-        """Begin commands that have been read, or keep them for later."""
+        """Begin the parsed commands, or queue them."""
         if self._resume_below is not None:
             self.waiting.extend(commands)
         elif commands[1:] or self._is_ended or not (commands and self._fast_path.begin_lone(commands[0])):
@@ -130,7 +130,8 @@ class Pipeline:
         return None
 
     def _begin(self, words: Words) -> bool:
-        """Begin any command. Return False if it has to wait, as every command does while the client does not read."""
+        """Begin any command. Return False if it must wait. Every command must wait while the client does not read
+        its replies."""
         if self.replies.is_full:
             return False
         if isinstance(words, OversizedCommand):
@@ -178,7 +179,7 @@ class Pipeline:
         return True
 
     def perform(self, found: Plan) -> bool:
-        """Execute a plan. Return False if it has to wait. Raises CommandError."""
+        """Execute a plan. Return False if it must wait. Raises CommandError."""
         if self.gate is not None and isinstance(found, Several):
             self.gate.check_ops(found.ops)  # all operations are allowed or none is submitted
         match found:
@@ -219,8 +220,8 @@ class Pipeline:
     # ── waiting ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _stall(self, words: Words | None, rest: Iterable[Words]) -> None:
-        """Keep commands until all in flight are answered, or half of them if the connection has its maximum in
-        flight."""
+        """Queue commands until all commands in flight are answered, or half of them if the connection has its
+        maximum in flight."""
         if words is not None:
             self.waiting.append(words)
         self.waiting.extend(rest)
@@ -282,14 +283,14 @@ class Pipeline:
         return self.replies.in_flight() > 0 or bool(self.waiting)
 
     def lose(self) -> None:
-        """Note that the client has disconnected."""
+        """Handle the disconnect of the client."""
         self.is_closing = True
         self.waiting.clear()
         self.replies.lose()
         self._in_flight.settle()
 
     def end(self, text: str) -> None:
-        """Send a last reply `-text` after the replies that are due before it, then close the connection."""
+        """Close the connection after a last error reply `-text`, which follows the replies that are due before it."""
         if not self.is_closing:
             self._in_flight.limit.begin(1, 0)
             self.replies.reply(replies.error(text))

@@ -39,7 +39,7 @@ class Holder(Protocol):
         ...
 
     def resume(self) -> None:
-        """Continue, because there may be capacity now."""
+        """Continue, because there may be capacity for replies now."""
         ...
 
     def refuse(self) -> None:
@@ -70,8 +70,8 @@ class ReplyMemory:
         return bool(self._waiting)
 
     def take(self, holder: Holder, size: int) -> bool:
-        """Count `size` bytes and return True, or return False if there is no capacity. A holder that is alone always
-        has capacity."""
+        """Count `size` bytes and return True, or return False if there is no capacity. If no other connection holds
+        anything, there is always capacity."""
         if not self._fits(size):
             now = self._now()
             if now - self._counted_at >= CHECK_S:
@@ -83,8 +83,9 @@ class ReplyMemory:
         return True
 
     def give_back(self, holder: Holder, size: int) -> bool:
-        """Count out `size` bytes that `holder` had reserved and does not hold. Return True if `serve` must be called in
-        the next turn: holders wait, and others might take the capacity before the next check."""
+        """Stop counting `size` bytes that `holder` reserved but does not use. Return True if the caller must call
+        `serve` in the next turn, because other holders wait and the bytes might otherwise be taken before the next
+        check."""
         if size > 0 and holder in self._holders:
             self.bytes -= size
         is_wanted = bool(self._waiting) and not self._is_serving_soon
@@ -92,7 +93,7 @@ class ReplyMemory:
         return is_wanted
 
     def add(self, holder: Holder, size: int) -> None:
-        """Count bytes that a slow client already holds. If they are too many, close the slowest clients."""
+        """Count bytes that a slow client already holds. If all clients hold too much, close the slowest ones."""
         self._holders[holder] = None
         self.bytes += size
         if self.bytes > self._bytes_max:
@@ -110,7 +111,7 @@ class ReplyMemory:
         self._holders.pop(holder, None)
 
     def check(self) -> None:
-        """Count what is held, and serve the holders that wait."""
+        """Recount what is held, and serve the waiting holders."""
         self._count(self._now())
         self.serve()
 

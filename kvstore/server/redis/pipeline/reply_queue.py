@@ -140,7 +140,7 @@ class ReplyQueue:
             self._release()
 
     def answer(self, number: int, reply: bytes) -> None:
-        """Take the reply to a command whose result `complete` does not format."""
+        """Add the reply to a command whose result is not formatted by `complete`."""
         if number == self.answered:
             self.due.append(reply)
             self.answered = number + 1
@@ -150,7 +150,7 @@ class ReplyQueue:
             self.early[number] = reply
 
     def reply(self, data: bytes) -> None:
-        """Reply to a command that has not begun."""
+        """Add the reply to a command that has not begun."""
         self.answer(self.next_number(), data)
 
     def in_flight(self) -> int:
@@ -200,7 +200,7 @@ class ReplyQueue:
     # ── capacity ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def admit(self, number: int, size: int) -> bool:
-        """Return True if a reply may be kept. If not, its command is repeated when its turn comes."""
+        """Return True if a reply of `size` bytes may be kept. If not, its command is repeated when its turn comes."""
         rereads = self.rereads
         if number == rereads.current or number not in rereads.reads or self.is_gone:
             return True  # capacity is reserved for it, or it is small
@@ -213,7 +213,7 @@ class ReplyQueue:
         return False
 
     def put_off(self, number: int, size: int) -> None:
-        """Repeat a read when its turn comes, because its reply of `size` bytes did not fit."""
+        """Repeat a read when its turn comes, because its reply of `size` bytes exceeded the capacity."""
         if self.is_gone:
             return self.answer(number, b"")
         if number >= self.rereads.below:
@@ -255,7 +255,8 @@ class ReplyQueue:
         return self._gathered + sum(map(len, self.early.values())) + sum(map(len, self.due))
 
     def read_again(self) -> None:
-        """Begin the read whose turn it is, if it was postponed and there is capacity for the largest result."""
+        """Begin the read whose turn it is, if it was postponed and there is capacity for its largest possible
+        result."""
         rereads, number = self.rereads, self.answered
         if number not in rereads.numbers or self.is_full or self.is_gone:
             return
@@ -278,12 +279,12 @@ class ReplyQueue:
                 self.backend.submit((op,), self, (number << FORMAT_BITS | format_,))
 
     def may_answer(self, found: Single) -> bool:
-        """Return True if the operation may be executed now: capacity for its reply is reserved, or the operation can be
-        repeated if its reply does not fit. Raises CommandError."""
+        """Return True if the operation may be executed now. That is the case if capacity for its reply is reserved,
+        or if the operation can be repeated in case its reply exceeds the capacity. Raises CommandError."""
         return found.format != Fmt.OLD_VALUE or self.reserve(value_bytes((found,), BATCH_RESULT_BYTES_MAX))
 
     def reserve(self, size: int) -> bool:
-        """Reserve capacity for replies of `size` bytes and return True, if there is any. Raises CommandError."""
+        """Reserve capacity for replies of `size` bytes. Return True if it was reserved. Raises CommandError."""
         if not size:
             return True
         if self.issued == self.answered:
@@ -301,7 +302,7 @@ class ReplyQueue:
         return True
 
     def hold_back(self, since: float | None) -> None:
-        """Note that the client has not read its replies since `since`; None: it reads again."""
+        """Record that the client has not read its replies since `since`; None if it reads again."""
         self.is_full, self.full_since = since is not None, since
 
     def lose(self) -> None:
@@ -421,7 +422,8 @@ class Gather(Sink):
 
 
 def paid(rates: Rates | None) -> AbstractContextManager[None]:
-    """Do not charge operations that are submitted in this context, because the rates have already admitted them."""
+    """Return a context in which submitted operations are not charged to rates, because the rates have already
+    admitted them."""
     return nullcontext() if rates is None else rates.paid()
 
 
