@@ -41,7 +41,7 @@ class Slow(NamedTuple):
 
 
 class SlowLog:
-    """The slow log of one node. Without arguments nothing is slow."""
+    """The slow log of one node. Created without arguments, it considers no operation slow."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class SlowLog:
         operations: int = 1,
         **parts: float,
     ) -> None:
-        """Note operations that together took longer than `limit_s`. A `key` that is not bytes counts as none."""
+        """Record operations that together took longer than `limit_s`. A `key` that is not bytes is ignored."""
         if self.slow_ms == 0:
             return
         self._counts[at] += operations
@@ -108,7 +108,7 @@ class SlowLog:
         self._kept.clear()
 
     def latest(self, count: int = KEPT, key: str = "") -> list[Slow]:
-        """Return the last notes, the latest first; with `key` only those with this hash."""
+        """Return at most `count` of the last notes, newest first. With `key`, return only notes with this hash."""
         found = [each for each in reversed(self._kept) if key in ("", each.key)]
         return found[:count]
 
