@@ -45,8 +45,9 @@ class TcpListener:
 
 
 class TcpTransport:
-    """TCP streams without delay (TCP_NODELAY), inside TLS if there are contexts for it: `serving` for listeners,
-    `lenient` for those that let clients without a certificate connect, `calling` for connections to others."""
+    """TCP streams without delay (TCP_NODELAY). They use TLS if there are contexts for it: `serving` for listeners,
+    `lenient` for listeners that accept clients without a certificate, and `calling` for connections to other
+    processes."""
 
     def __init__(
         self,
@@ -80,7 +81,8 @@ class TcpTransport:
         is_lenient: bool = False,
         prelude: Callable[[], Prelude] | None = None,
     ) -> Listener:
-        """Listen. Raises OSError if the address is taken or not ours. Port 0 picks a free one."""
+        """Listen on an address; port 0 picks a free port. Raises OSError if the address is taken or belongs to
+        another machine."""
         host, port = split_address(address)
         sockets = await bind(host, port)
         bound = sockets[0].getsockname()[1]
@@ -104,7 +106,7 @@ class TcpTransport:
     def use(
         self, serving: ssl.SSLContext | None, calling: ssl.SSLContext | None, lenient: ssl.SSLContext | None
     ) -> None:
-        """Use other contexts for all listeners and for connections to others. Open connections stay."""
+        """Use these TLS contexts for all listeners and for new connections to others. Open connections keep theirs."""
         self._serving, self._calling, self._lenient = serving, calling, lenient
         for each in self._listeners:
             each.use(lenient if each.is_lenient else serving)
