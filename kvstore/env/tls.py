@@ -30,16 +30,14 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
-    """Paths of PEM files. If none is set, there is no TLS."""
+    """Paths of PEM files. None set: no TLS."""
 
     cert: Path | None = None
-    """The process's own certificate, followed by intermediate certificates. It names the hosts by which others
-    connect."""
+    """The own certificate, followed by intermediate ones. It names the hosts by which others connect."""
     key: Path | None = None
-    """The private key of the certificate, without a passphrase, in a file that other accounts cannot use (mode
-    0600)."""
+    """Its private key, without a passphrase, in a file that other accounts cannot use (mode 0600)."""
     ca: Path | None = None
-    """The certificate authority to trust. None on a client means the authorities that the system trusts."""
+    """Certificate authority to trust. None on a client: the authorities that the system trusts."""
     verify_clients: bool = False
     """Refuse each client that connects without a certificate of the same authority."""
     mode: Mode = Mode.REQUIRE
@@ -67,8 +65,8 @@ class Tls:
         return self.mode is Mode.PREFER
 
     def server_context(self, *, is_lenient: bool = False) -> ssl.SSLContext | None:
-        """Return the TLS context of listeners, or None for plain TCP. A lenient context verifies the certificates of
-        clients that have one, and accepts clients without one. Raises OSError if the files cannot be used."""
+        """Return the context of listeners; None: plain TCP. A lenient context verifies the certificates of clients that
+        have one, and accepts the others. Raises OSError if the files cannot be used."""
         if self.cert is None:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
