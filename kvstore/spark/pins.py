@@ -36,11 +36,11 @@ runs one task after the other."""
 
 @dataclass(frozen=True, slots=True)
 class HeldPin:
-    """A pin of the whole store that is renewed until the end of the `hold` block."""
+    """A pin of the whole store that is kept alive until the end of the `hold` block."""
 
     store: PinnedStore
     options: dict[str, str]
-    """Options for `spark.read.format("kvstore").options(...)` that select the cluster and the pin."""
+    """Options for `spark.read.format("kvstore").options(...)`."""
 
 
 def pin(config: ClientConfig, *, ttl_s: float, split_bytes: int) -> PinnedStore:
@@ -56,7 +56,7 @@ def pin(config: ClientConfig, *, ttl_s: float, split_bytes: int) -> PinnedStore:
 
 @contextmanager
 def hold(where: Mapping[str, str], *, ttl_s: float = 600.0, split_bytes: int = 64 << 20) -> Iterator[HeldPin]:
-    """Pin the store, keep the pin alive during the block, and release it at the end.
+    """Pin the store, keep it pinned during the block, and release it at the end.
 
     All data frames that use the pin's options read the state of the store at the moment of the pin:
 
@@ -65,11 +65,11 @@ def hold(where: Mapping[str, str], *, ttl_s: float = 600.0, split_bytes: int = 6
 
     Args:
         where: options that name the cluster: `servers`, `zookeeper` or `dataDir`, with TLS files and `timeout`.
-        ttl_s: seconds for which the pin outlives a driver that dies. Servers do not trim the pinned logs until then.
+        ttl_s: seconds for which the pin outlives a driver that dies. It prevents logs from being trimmed until then.
         split_bytes: approximate bytes of rows that one task reads.
 
     Raises ConfigError for wrong options, Overloaded if there are too many pins, Unavailable if no server answers. Costs
-    one call to the leader of each partition, and one renewal every `ttl_s` / 4 seconds in a background thread.
+    one call to a leader of each partition, and one renewal each `ttl_s` / 4 seconds in a thread.
     """
     config = find(where)
     store = pin(config, ttl_s=ttl_s, split_bytes=split_bytes)

@@ -37,11 +37,8 @@ SETTINGS = {
 def open_session(
     name: str, *, master: str = "local[*]", settings: Mapping[str, str] | None = None, niceness: int = 0
 ) -> SparkSession:
-    """Return the Spark session of this process, and open one if there is none.
-
-    `settings` are Spark properties, which override the defaults in SETTINGS. `niceness` (see nice(1)) lowers the
-    priority of this process and of the processes that it starts. Raises ConfigError if pyspark or Java is missing.
-    """
+    """Return the Spark session of this process, and open one if there is none. `niceness` (see nice(1)) lowers the
+    priority of this process and of the processes that it starts. Raises ConfigError without pyspark or Java."""
     try:
         from pyspark import SparkConf, SparkContext
         from pyspark.sql import SparkSession
