@@ -46,8 +46,8 @@ class EtcdProcess(StoreProcess):
         return str(self.directory / "data")
 
     def is_ready(self) -> bool:
-        """Return True if it listens for clients; it answers once it leads. Another server at its address does not
-        count."""
+        """Return True if the server listens for clients; it answers once it leads. Another server at its address
+        does not count."""
         port = int(self.address.rpartition(":")[2])
         with suppress(psutil.Error):
             connections = psutil.Process(self.pid).net_connections("tcp")
@@ -58,9 +58,15 @@ class EtcdProcess(StoreProcess):
 def start_standalone(
     directory: Path, port: int = 0, *, detached: bool = False, settings: Sequence[str] = ()
 ) -> EtcdProcess:
-    """Start a server with its files in `directory`, and wait until it serves. With `port` 0 it uses free ports,
-    otherwise this port and the next. A `detached` server survives signals to this process's group. `settings` are more
-    arguments; with `--cert-file` among them, clients use TLS. Raises ConfigError without etcd, Unavailable."""
+    """Start a server with its files in `directory`, and wait until it serves.
+
+    Args:
+        port: the port for clients; the next port is for members. 0 uses free ports.
+        detached: if True, the server survives signals to this process's group.
+        settings: additional arguments. With `--cert-file` among them, clients use TLS.
+
+    Raises ConfigError if etcd is not installed, Unavailable.
+    """
     directory = directory.resolve()
     private_folder(directory)
     private_folder(directory / "data")
@@ -71,7 +77,8 @@ def start_standalone(
 
 
 def start_ensemble(directory: Path, size: int = 3) -> list[EtcdProcess]:
-    """Start members on free ports, each in its own folder below `directory`. They serve once a majority runs."""
+    """Start the members of an ensemble on free ports, each in its own folder below `directory`. They serve once a
+    majority of them runs."""
     ports = free_ports(2 * size)
     places = list(zip(ports[:size], ports[size:], strict=True))
     members = ",".join(f"m{peer}=http://{_HOST}:{peer}" for _, peer in places)

@@ -19,14 +19,14 @@ from kvstore.wal.config import BookieKind, LogConfig
 
 ZOOKEEPER_PORT = 2181
 ETCD_PORT = 2379
-"""Members would use the next port for each other."""
+"""Client port of a local etcd. Members use the next port for each other."""
 STORE_PORTS = {MetadataKind.ZOOKEEPER: ZOOKEEPER_PORT, MetadataKind.ETCD: ETCD_PORT}
 PORTS = {"bookie": 3180, "resp": 6400, "grpc": 7400, "http": 8400}
 """Node i of the local cluster listens on these ports plus i."""
 NODES_MAX = 99
 SECRET_NAME = "cluster.secret"
 SAFE_NODES_MIN = 3
-"""Fewer bookies cannot lose one, because an entry is acknowledged by two."""
+"""Minimum number of nodes that survives the loss of a bookie, because two bookies must acknowledge each entry."""
 OFFSET_SMALL_MAX = 99
 OFFSET_LARGE_MIN = 20_000
 OFFSET_LARGE_MAX = 56_900
@@ -54,7 +54,7 @@ class ClusterFile:
     zookeeper: str
     """The address of the metadata store of either kind: host:port/chroot, or etcd://host:port/prefix."""
     zookeeper_pid: int | None
-    """None if the metadata store is not ours."""
+    """Pid of the metadata store; None if `up` does not start it."""
     nodes: tuple[NodePlace, ...]
     partitions: int = 3
     replicas: int = 3
@@ -95,7 +95,7 @@ class ClusterFile:
 
     @classmethod
     def from_document(cls, document: Any) -> ClusterFile:
-        """Parse a document. Raises ConfigError with all faults if it is not a cluster file."""
+        """Parse the document of `cluster.json`. Raises ConfigError with all faults if it is not a cluster file."""
         if not isinstance(document, dict):
             raise ConfigError(f"expected an object, got {type(document).__name__}")
         return toml.from_table(document, cls)
@@ -108,12 +108,12 @@ class ClusterFile:
         raise ConfigError(f"no node {name!r}; expected one of {', '.join(node.id for node in self.nodes)}")
 
     def with_pid(self, name: str, pid: int) -> ClusterFile:
-        """Return the same cluster with another process for one node."""
+        """Return a copy of the cluster with another process for one node."""
         nodes = tuple(replace(node, pid=pid) if node.id == name else node for node in self.nodes)
         return replace(self, nodes=nodes)
 
     def with_pids(self, pids: dict[str, int | None], zookeeper_pid: int | None) -> ClusterFile:
-        """Return the same cluster with other processes."""
+        """Return a copy of the cluster with other processes."""
         nodes = tuple(replace(node, pid=pids.get(node.id)) for node in self.nodes)
         return replace(self, nodes=nodes, zookeeper_pid=zookeeper_pid)
 
@@ -141,8 +141,8 @@ class UpOptions:
 
 
 def plan(wish: UpOptions, found: ClusterFile | None) -> ClusterFile:
-    """Return the cluster to run: the recorded one, perhaps on other ports, or a new one. Raises ConfigError for options
-    that are refused."""
+    """Return the cluster to run: the recorded cluster, perhaps on other ports, or a new one. Raises ConfigError for
+    invalid options."""
     if found is not None:
         _refuse_changes(wish, found)
         return found if wish.port_offset in (None, found.port_offset) else _moved(found, wish.port_offset)
@@ -187,7 +187,7 @@ def plan(wish: UpOptions, found: ClusterFile | None) -> ClusterFile:
 
 
 def _moved(found: ClusterFile, offset: int) -> ClusterFile:
-    """Return the same cluster on other ports."""
+    """Return a copy of the cluster on other ports."""
     _check_offset(offset)
     places = [_node(number, offset, Path(node.data_dir).parent) for number, node in enumerate(found.nodes, 1)]
     nodes = tuple(replace(place, pid=node.pid) for place, node in zip(places, found.nodes, strict=True))

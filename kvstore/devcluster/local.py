@@ -1,5 +1,5 @@
-"""Starts and stops the processes of a local cluster: a real ZooKeeper or etcd, and some nodes. Real processes, real
-time, blocking."""
+"""Starts and stops the processes of a local cluster: a real ZooKeeper or etcd, and the nodes. Uses real processes
+and real time, and blocks."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ LOGIN_TIMEOUT_S = 2
 POLL_S = 0.05
 _ATTEMPTS = 5
 OUTPUT_BYTES_MAX = 1 << 20
-"""Maximum size up to which earlier output of a process is kept."""
+"""Maximum bytes of a process's earlier output that are kept when the process is started again."""
 
 START_STORE: dict[MetadataKind, Callable[..., StoreProcess]] = {
     MetadataKind.ZOOKEEPER: zookeeper.start_standalone,
@@ -73,16 +73,17 @@ FIND_STORE: dict[MetadataKind, Callable[[Path], StoreProcess | None]] = {
 
 
 class LocalCluster:
-    """The local cluster of one data directory."""
+    """The local cluster in one data directory."""
 
     def __init__(self, data_dir: Path, progress: Progress = lambda _: None) -> None:
         self.data_dir = local_path(data_dir).resolve()
         self._progress = progress
         self._record = ClusterRecord(self.data_dir)
         self._found_running: set[str] = set()
-        """Nodes that ran before this `up`. Such a node may have received SIGTERM and still be stopping."""
+        """Nodes that were already running when this `up` began. Such a node may have received SIGTERM and still be
+        stopping."""
         self._said_before: dict[Path, int] = {}
-        """Bytes of each output file from before its node's last start here."""
+        """Size of each output file before its node was last started here."""
 
     def load(self) -> ClusterFile:
         """Return the cluster's record. Raises ConfigError if there is no cluster here."""
@@ -92,7 +93,7 @@ class LocalCluster:
         return found
 
     def up(self, wish: UpOptions) -> ClusterFile:
-        """Start everything that is down, and return once every partition serves. Raises ConfigError, Unavailable."""
+        """Start all processes that are down, and wait until every partition serves. Raises ConfigError, Unavailable."""
         if not self.data_dir.exists():
             private_folder(self.data_dir)
         with self._record.lock(self._progress):
@@ -126,8 +127,8 @@ class LocalCluster:
         return self.load()
 
     def _forget_unless_started(self, new_files: Iterable[Path]) -> None:
-        """Remove the record and files of a new cluster if nothing was started. Otherwise commands would look for nodes
-        that never ran, and the next `up` could not choose other options."""
+        """Remove the record and the files of a new cluster if no process was started. Otherwise, commands would look
+        for nodes that never ran, and the next `up` could not choose other options."""
         cluster = self.load()
         was_started = cluster.zookeeper_pid is not None or any(node.pid is not None for node in cluster.nodes)
         if was_started or self.is_running():
@@ -137,7 +138,7 @@ class LocalCluster:
             path.unlink(missing_ok=True)
 
     def down(self) -> list[str]:
-        """Stop every process of the cluster, and return their names. The data stays."""
+        """Stop all processes of the cluster, and return their names. The data stay."""
         if self._record.load_or_none() is None:
             return []
         with self._record.lock(self._progress):
@@ -152,7 +153,7 @@ class LocalCluster:
         return stopped
 
     def status(self) -> dict[str, Any]:
-        """Return which processes run, and if they report that they are ready."""
+        """Return which processes run, and which of them report that they are ready."""
         found = self.load()
         secure = secure_folder(found)
         nodes = [
@@ -175,7 +176,7 @@ class LocalCluster:
         return {"zookeeper": store, "nodes": nodes}
 
     def start_node(self, name: str) -> int:
-        """Start one node that is down; return its pid at once."""
+        """Start one node that is down. Returns its pid at once, before the node is ready."""
         cluster = self.load()
         node = cluster.node(name)
         config = Path(node.config)
@@ -191,7 +192,8 @@ class LocalCluster:
         return pid
 
     def _files_with(self, settings: Sequence[Setting], cluster: ClusterFile, *, is_moved: bool) -> dict[Path, str]:
-        """Return the nodes' files that these settings or ports change, with their new content. Raises ConfigError."""
+        """Return the configuration files that these settings or ports change, with their new content. Raises
+        ConfigError."""
         found = {}
         for node in cluster.nodes if settings or is_moved else ():
             path, own = Path(node.config), layout.addresses(cluster, node) if is_moved else ()
@@ -211,7 +213,8 @@ class LocalCluster:
         return [sys.executable, "-m", "kvstore", "node", "run", "--config", node.config]
 
     def start_zookeeper(self) -> int:
-        """Start the cluster's metadata store, which must be down. Return its pid once it serves. Raises Unavailable."""
+        """Start the cluster's metadata store, which must be down, and wait until it serves. Returns its pid. Raises
+        Unavailable."""
         cluster = self.load()
         start = START_STORE[cluster.store.kind]
         pid = start(self._store_dir(cluster), cluster.store_port, detached=True).pid
@@ -219,8 +222,11 @@ class LocalCluster:
         return pid
 
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Return once every node serves and every partition has a leader. Raises Unavailable; at once if a node that
-        was started here has ended, because others may wait for it. A node that was stopping is started again."""
+        """Wait until every node serves and every partition has a leader.
+
+        Raises Unavailable after `timeout_s` seconds. Also raises it as soon as a node that was started here has ended,
+        because other nodes may wait for that node. Nodes that were already stopping are started again.
+        """
         cluster = self.load()
         secure = secure_folder(cluster)
         for node in cluster.nodes:
@@ -229,7 +235,7 @@ class LocalCluster:
             self._wait(node, secure, timeout_s)
 
     def _spawn(self, name: str, command: list[str]) -> int:
-        """Start a process of the cluster that outlives this one."""
+        """Start a process of the cluster that outlives this process."""
         logs = self.data_dir / "logs"
         private_folder(logs)
         path = logs / f"{name}.out"
@@ -263,8 +269,8 @@ class LocalCluster:
         return ring
 
     def _found_on_store(self, cluster: ClusterFile) -> tuple[Ring, str]:
-        """Return the cluster's ring and id from the metadata store, which is started if necessary. A store that has
-        received SIGTERM may still answer and then end; then it is started, too."""
+        """Read the cluster's ring and id from the metadata store, and start the store if necessary. A store that has
+        received SIGTERM may still answer and end afterwards; then it is started again."""
         while True:
             if cluster.own_zookeeper and not self._serves_or_ends(cluster):
                 self._progress(f"starting {cluster.store.kind.shown} at {cluster.zookeeper}")
@@ -276,8 +282,8 @@ class LocalCluster:
                     raise
 
     def _serves_or_ends(self, cluster: ClusterFile) -> bool:
-        """Return True once the cluster's own metadata store serves, False once it does not run. A store that has
-        received SIGTERM runs for a moment without serving. Raises Unavailable."""
+        """Wait for the cluster's own metadata store. Returns True once it serves, or False once it does not run. A
+        store that has received SIGTERM runs for a moment without serving. Raises Unavailable."""
         deadline, is_reported = time.monotonic() + START_TIMEOUT_S, False
         while (own := self._own_store_or_none(cluster)) is not None:
             if own.is_ready():
@@ -291,8 +297,8 @@ class LocalCluster:
         return False
 
     def _with_secret(self, cluster: ClusterFile, *, is_new: bool) -> ClusterFile:
-        """Return the cluster with an existing secret. It is created once, because another secret would be another
-        cluster's. Raises ConfigError."""
+        """Return the cluster with a secret, and create the secret for a new cluster. It is only created once,
+        because nodes with another secret would belong to another cluster. Raises ConfigError."""
         if cluster.secret_file and not is_new:
             read_secret(Path(cluster.secret_file))
             return cluster
@@ -301,7 +307,7 @@ class LocalCluster:
         return replace(cluster, secret_file=str(path))
 
     def _complete(self, config: Path, cluster: ClusterFile) -> None:
-        """Add settings to node.toml that an earlier release did not write."""
+        """Add the settings to node.toml that earlier releases did not write."""
         text = toml.text_of(config)
         needed = {"secret_file": cluster.secret_file, "bookie_clients": list(layout.bookie_clients(cluster))}
         missing = [
@@ -313,7 +319,7 @@ class LocalCluster:
             replace_file(config, "".join(missing) + text)
 
     def _probe(self, cluster: ClusterFile, keys: dict[PartitionId, bytes]) -> None:
-        """Have each node append to the log of each partition and read it. Raises Unavailable."""
+        """Make each node append to the log of each partition and read it. Raises Unavailable."""
         deadline = time.monotonic() + PROBE_TIMEOUT_S
         secure = secure_folder(cluster)
         tls, login = (None, None) if secure is None else (secure.tls, secure.login())
@@ -335,9 +341,9 @@ class LocalCluster:
 
     # docs/protocol.md V1
     def _wait_until_settled(self, cluster: ClusterFile) -> None:
-        """Return once every node knows that the cluster's version has risen, so that new features can be used, and is
-        sure of its clock, so that `status` finds nothing that only the start explains. Do not wait for permanent
-        conditions, nor for long: the cluster serves."""
+        """Wait until every node knows that the cluster's version has risen, so that new features can be used, and is
+        sure of its clock. Then `status` reports nothing that only the start explains. Does not wait long, nor for
+        permanent conditions, because the cluster already serves."""
         secure, deadline = secure_folder(cluster), time.monotonic() + SETTLE_TIMEOUT_S
         while True:
             found = {node.id: unsettled(node.http, secure) for node in cluster.nodes}
@@ -370,8 +376,9 @@ class LocalCluster:
             time.sleep(POLL_S)
 
     def _start_ended(self) -> bool:
-        """Start nodes again that were stopping when they were found and have ended since. Return True if there were
-        any. Raises Unavailable for any other node that has ended: it failed while starting, or `down` stopped it."""
+        """Restart nodes that were stopping when this `up` found them and have ended since. Returns True if there
+        were any. Raises Unavailable for any other node that has ended, because it failed while starting or `down`
+        stopped it."""
         ended = [node.id for node in self.load().nodes if not self._runs(node)]
         for name in ended:
             if name not in self._found_running:
@@ -391,12 +398,12 @@ class LocalCluster:
         return logs / f"{name}.log", logs / f"{name}.out"
 
     def _last_output(self, name: str) -> str:
-        """Return the last output of the node's process, without that of earlier processes."""
+        """Return the last output of the node's current process, without the output of earlier processes."""
         texts = [text_after(path, self._said_before.get(path, 0)) for path in self._outputs(name) if path.exists()]
         return "\n".join("\n".join(text.splitlines()[-8:]) for text in texts if text) or "nothing"
 
     def is_running(self) -> bool:
-        """Return True if any of its processes is up. Raises ConfigError if its file cannot be read."""
+        """Return True if any process of the cluster runs. Raises ConfigError if the cluster's file cannot be read."""
         cluster = self._record.load_or_none()
         return cluster is not None and (
             self._own_store_or_none(cluster) is not None or any(map(self._runs, cluster.nodes))
@@ -406,7 +413,8 @@ class LocalCluster:
         return node.pid is not None and _is_ours(node.pid, node.config, attempts=_ATTEMPTS)
 
     def _with_those_that_run(self, cluster: ClusterFile) -> ClusterFile:
-        """Return the cluster with processes that its file does not record, because a start was killed before that."""
+        """Return the cluster with the pids of running processes that its file lacks, because a start was killed
+        before it recorded them."""
         unknown = [node for node in cluster.nodes if not self._runs(node)]
         for pid in psutil.pids() if unknown else ():
             for node in unknown:
@@ -418,7 +426,7 @@ class LocalCluster:
         return self.data_dir / cluster.store.kind
 
     def _own_store_or_none(self, cluster: ClusterFile) -> StoreProcess | None:
-        """Return the running process of the metadata store if it is ours, or None."""
+        """Return the running process of the cluster's own metadata store, or None."""
         find = FIND_STORE[cluster.store.kind]
         return find(self._store_dir(cluster)) if cluster.own_zookeeper else None
 
@@ -436,21 +444,21 @@ class LocalCluster:
 
 
 def text_after(path: Path, size: int) -> str:
-    """Return the text of a file after its first `size` bytes; all of it if the file was started again."""
+    """Return the text of a file after its first `size` bytes, or the complete text if the file has become shorter."""
     data = path.read_bytes()
     return data[size if size <= len(data) else 0 :].decode("utf-8", errors="replace")
 
 
 def secure_folder(cluster: ClusterFile) -> SecureFolder | None:
-    """Return the folder with the keys of a secure cluster, or None."""
+    """Return the folder with the keys of a secure cluster, or None if the cluster is not secure."""
     if not cluster.secure:
         return None
     return SecureFolder(cluster.data_dir, has_own_zookeeper=cluster.has_own_zookeeper)
 
 
 def _refuse_other_password(cluster: ClusterFile, secure: SecureFolder) -> None:
-    """Raise ConfigError if the folder's password is wrong: the commands that `up` prints would be refused. A node may
-    need a moment to learn of a new user."""
+    """Raise ConfigError if the password in the folder is wrong, because the commands that `up` prints would be
+    refused. Retries, because a node may need a moment to learn of a new user."""
     deadline = time.monotonic() + LOGIN_TIMEOUT_S
     while is_login_rejected(cluster.nodes[0].http, secure):
         if time.monotonic() > deadline:
@@ -463,9 +471,12 @@ def _refuse_other_password(cluster: ClusterFile, secure: SecureFolder) -> None:
 
 
 def _metadata_login(cluster: ClusterFile, progress: Progress) -> MetadataLogin | None:
-    """Return the login with which the first nodes in the metadata store are created, which decides who may use them. In
-    the cluster's own store this is never another user than the nodes', whose processes do not inherit the environment's
-    login. Raises ConfigError."""
+    """Return the login that creates the first nodes in the metadata store, which decides who may use them. Raises
+    ConfigError.
+
+    In the cluster's own store, this is always the login of the cluster's nodes, whose processes do not inherit the
+    login of the environment.
+    """
     secure = secure_folder(cluster)
     own, other = None if secure is None else secure.metadata_login(), metadata_login_of_environment()
     if own is None and other is not None and cluster.own_zookeeper and not _names_metadata_user(cluster):
@@ -481,7 +492,7 @@ def _names_metadata_user(cluster: ClusterFile) -> bool:
 
 
 async def _found(cluster: ClusterFile, progress: Progress) -> tuple[Ring, str]:
-    """Return the cluster's ring and id. Create the cluster if it does not exist yet."""
+    """Return the cluster's ring and id, and create the cluster if it does not exist."""
     secure = secure_folder(cluster)
     if secure is not None and (own := secure.metadata_login()) is not None:
         await close_root(cluster.zookeeper, own)
@@ -504,7 +515,7 @@ async def _found(cluster: ClusterFile, progress: Progress) -> tuple[Ring, str]:
 
 
 async def _wait_for_bookies(store: MetadataStore, cluster: ClusterFile, progress: Progress) -> None:
-    """Return once there are as many writable bookies as a log needs. Raises Unavailable."""
+    """Wait until as many bookies are writable as a log needs. Raises Unavailable."""
     wanted = layout.node_config(cluster, cluster.nodes[0], Path()).log.quorum.ack
     progress(f"waiting for bookies at {cluster.zookeeper}")
     registered = RegistrationClient(store)
@@ -526,13 +537,14 @@ def _write(files: dict[Path, str]) -> None:
 
 
 def _is_written(config: Path) -> bool:
-    """Return True if a node's file exists. A power cut may leave an unsynced file empty."""
+    """Return True if the node's file exists and is not empty. A power cut may leave an unsynced file empty."""
     return config.exists() and config.stat().st_size > 0
 
 
 def _is_ours(pid: int, config: str, *, attempts: int = 1) -> bool:
-    """Return True if `pid` is alive and runs the node of that file, because pids are reused. Retries for a process
-    without arguments, which has none for a moment while its program is loaded."""
+    """Return True if the process `pid` is alive and runs the node with this file. The check is necessary because
+    pids are reused. Retries while the process has no arguments, which lasts for a moment while its program is
+    loaded."""
     try:
         process = psutil.Process(pid)
         words = process.cmdline()
@@ -548,7 +560,8 @@ def _is_ours(pid: int, config: str, *, attempts: int = 1) -> bool:
 
 
 def _end(pids: list[int], how: signal.Signals, timeout_s: float) -> None:
-    """Signal the processes, wait until they have ended, and kill the rest."""
+    """Signal the processes, wait until they have ended, and kill those that have not ended after `timeout_s`
+    seconds."""
     for pid in pids:
         _signal(pid, how)
     deadline = time.monotonic() + timeout_s

@@ -1,7 +1,8 @@
-"""Asks every partition through a server's endpoints if it serves, which is what `up` waits for. Blocking.
+"""Checks through a server's endpoints that every partition serves. `up` waits for this. Blocking.
 
-The probe writes nothing that clients see: a strict read makes its leader append an entry without a change, and answers
-once that is acknowledged (docs/protocol.md, P19). So it proves that the partition's log accepts writes.
+The probe writes nothing that clients see. A strict read makes the partition's leader append an entry without a change,
+and is answered once that entry is acknowledged (docs/protocol.md, P19). So the probe proves that the partition's log
+accepts writes.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _REFUSALS = ("NOAUTH ", "NOPERM ")
 
 
 def keys_to_ask(ring: Ring) -> dict[PartitionId, bytes]:
-    """Return a key of each partition that owns anything. The keys need not exist."""
+    """Return one key for each partition that owns any tokens. The keys need not exist."""
     found: dict[PartitionId, bytes] = {}
     for number in range(_KEYS_MAX):
         key = b"%d" % number
@@ -45,9 +46,11 @@ def probe(
     tls: Tls | None = None,
     login: Login | None = None,
 ) -> None:
-    """Read each key strictly through the gRPC endpoint, then normally through the Redis endpoint, as the given user or
-    the environment's. An endpoint that refuses the user counts as answering. Raises Unavailable with the partition that
-    did not answer, ConfigError."""
+    """Read each key strictly through the gRPC endpoint, then normally through the Redis endpoint.
+
+    Logs in as `login`, or as the user of the environment. An endpoint that refuses the user counts as answering. Raises
+    Unavailable with the partition that did not answer, ConfigError.
+    """
     login = login or login_of_environment()
     with open_channel(grpc_address, tls, login=login) as channel:
         stub = kv_pb2_grpc.KVStub(channel)

@@ -39,7 +39,7 @@ class ClusterRecord:
         return found
 
     def read_or_none(self) -> ClusterFile | None:
-        """Return the record, also if it is a copy from another directory."""
+        """Return the record or None, without refusing a copy from another directory."""
         try:
             found = ClusterFile.from_document(json.loads(self._path.read_bytes()))
         except (FileNotFoundError, NotADirectoryError):
@@ -60,7 +60,8 @@ class ClusterRecord:
 
     @contextmanager
     def lock(self, progress: Progress) -> Iterator[None]:
-        """Hold the lock, because two calls of `up` at once would start everything twice."""
+        """Hold the lock of the record during the block, because two concurrent calls of `up` would start everything
+        twice."""
         with open(self._data_dir / "up.lock", "w", opener=private_opener) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -61,11 +61,12 @@ class StoreProcess:
         raise NotImplementedError
 
     def is_ready(self) -> bool:
-        """Return True if it serves clients."""
+        """Return True if the server serves clients."""
         raise NotImplementedError
 
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Return once it serves. Raises Unavailable, with its last output, if it ends or takes longer."""
+        """Wait until the server serves. Raises Unavailable, with its last output, if it ends or takes longer than
+        `timeout_s` seconds."""
         deadline = time.monotonic() + timeout_s
         while not self.is_ready():
             if not is_alive(self.pid):
@@ -79,7 +80,7 @@ class StoreProcess:
             time.sleep(POLL_S)
 
     def stop(self) -> None:
-        """Stop it gracefully, or by force after STOP_TIMEOUT_S. Its data stays."""
+        """Stop the server gracefully, or by force after STOP_TIMEOUT_S. Its data stay."""
         self._signal(signal.SIGTERM)
         self._signal(signal.SIGCONT)
         deadline = time.monotonic() + STOP_TIMEOUT_S
@@ -88,7 +89,7 @@ class StoreProcess:
         self.kill()
 
     def kill(self) -> None:
-        """Kill it at once, as a crash would."""
+        """Kill the server at once, as a crash would."""
         while self.is_running():
             self._signal(signal.SIGKILL)
             time.sleep(POLL_S)

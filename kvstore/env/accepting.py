@@ -73,7 +73,7 @@ SAY_PLAIN_S = 60.0
 
 @dataclass(slots=True)
 class Accepted:
-    """Counts connections by their fate before any handler has them."""
+    """Counts of connections that ended, or wait, before any handler had them."""
 
     opening: int = 0
     timed_out: int = 0
@@ -195,7 +195,7 @@ class Acceptor:
             self._loop.add_reader(self._socket.fileno(), self._accept)
 
     def _open(self, sock: socket.socket, network: str) -> bool:
-        """Take an accepted connection in. Return True if another connection or this one was closed for lack of
+        """Register an accepted connection. Returns True if this connection or another one was closed for lack of
         slots."""
         sock.setblocking(False)
         if not self._expects_tls:
@@ -233,8 +233,8 @@ class Acceptor:
         return self._waiting.discard(sock) or self._handshakes.discard(sock)
 
     async def _hand_over(self, sock: socket.socket, network: str) -> None:
-        """Give the connection to a handler, after its handshake. A failure is not reported, because nobody knew of the
-        connection."""
+        """Pass the connection to a handler after its handshake. Failures are not reported, because no handler knows
+        of the connection."""
         try:
             left_s = await self._until_handshake(sock, network) if self._expects_tls else None
             if left_s is None:

@@ -1,7 +1,7 @@
-"""Certificate files as they are now: re-read when they change. While the new files cannot be used, the old ones stay in
-use.
+"""Certificate files that are loaded again when they change. While new files cannot be used, the old ones stay in use.
 
-One owner for a process: its listeners use `serving`, its connections to others `calling`, gRPC `contents`.
+One object serves a whole process: its listeners use `serving`, its connections to others use `calling`, and gRPC uses
+`contents`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Certificates:
     def __init__(self, tls: Tls) -> None:
         self.tls = tls
         self.reads = 1
-        """How often files were loaded. Owners of a copy compare it."""
+        """Number of times that the files were loaded. Owners of a copy compare it to notice a change."""
         self.is_failing = False
         """True if the files have changed and cannot be used, so that the old ones stay in use."""
         self.plain = 0
@@ -78,7 +78,7 @@ class Certificates:
         return self.expires_s - time.time()
 
     def fault(self) -> str:
-        """Return why nobody can verify this process; empty if it can be verified."""
+        """Return the reason why other processes cannot verify this process, or an empty string if they can."""
         if self.left_s > 0:
             return ""
         return f"the certificate {self.tls.cert} expired at {self.expires}: replace it, no restart is needed"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 class Unjudged:
-    """A clock that trusts its own wall clock, for processes that lead nothing, and for tests."""
+    """A clock that trusts its own wall clock without confirmation. For processes that lead nothing, and for tests."""
 
     boot_id = ""
 
@@ -37,7 +37,8 @@ class Unjudged:
 
 
 class SystemClock(Unjudged):
-    """CLOCK_BOOTTIME for durations, because it continues while the machine is suspended; the wall clock for people."""
+    """The machine's clocks: CLOCK_BOOTTIME for durations, because it continues while the machine is suspended, and
+    the wall clock for people."""
 
     now = staticmethod(partial(time.clock_gettime, time.CLOCK_BOOTTIME))
 
@@ -49,7 +50,8 @@ class SystemClock(Unjudged):
 
 
 def _boot_id() -> str:
-    """Return the id of the kernel's boot and of the time namespace, which may shift CLOCK_BOOTTIME."""
+    """Return an id of the kernel's boot and of the time namespace, because a time namespace may shift
+    CLOCK_BOOTTIME."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot}/{os.stat('/proc/self/ns/time').st_ino}"

@@ -23,7 +23,7 @@ from kvstore.os_errors import SyncFailed, reason_of
 
 LOCK_NAME = "LOCK"
 PROBE_NAMES = ("write-probe", "write-probe.new")
-"""Names of the file that probes a directory. The next probe removes one that a crash has left."""
+"""Names of the file with which a probe tests a directory. If a crash leaves the file, the next probe removes it."""
 _HOLDER_BYTES = 32
 
 
@@ -36,7 +36,8 @@ class _Sync(Struct, eq=False):
 
 
 class DirectoryFile:
-    """An open file. Writes go to the page cache. Syncs run off the event loop and are reported in order."""
+    """An open file. Writes go to the page cache. Syncs run off the event loop and are reported in the order of
+    submission."""
 
     def __init__(self, fd: int, syncs: Syncs) -> None:
         self._fd = fd
@@ -63,7 +64,7 @@ class DirectoryFile:
         return os.fstat(self._fd).st_size
 
     def allocate(self, size: int) -> None:
-        """Extend the file; do nothing if it is longer. Raises OSError."""
+        """Extend the file to `size` bytes. Do nothing if the file is already longer. Raises OSError."""
         if size > 0:
             os.posix_fallocate(self._fd, 0, size)
 
@@ -92,14 +93,14 @@ class DirectoryFile:
             raise SyncFailed(*error.args) from error
 
     def close(self) -> None:
-        """Close the file. The descriptor stays open until the syncs in flight are done. Idempotent."""
+        """Close the file. Its descriptor stays open until all syncs in flight are done. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
             if not self._under_way:
                 self._release()
 
     def _over(self, ended: _Sync, error: OSError | None) -> None:
-        """Report in the order of submission: a sync that ends early waits for earlier ones."""
+        """Report finished syncs in the order of submission. A sync that ends early waits for the earlier syncs."""
         ended.error, ended.is_over = error, True
         under_way = self._under_way
         while under_way and under_way[0].is_over:
@@ -114,11 +115,12 @@ class DirectoryFile:
 
 
 class DirectoryDisk:
-    """All files below one directory. Parts of it may be mount points or links, but no given path leads out. Absolute
-    paths are refused except below one of `others`."""
+    """All files below one directory. Subdirectories may be mount points or links, but no path that a caller passes
+    leads out of the directory. Absolute paths are refused, except for paths below one of `others`."""
 
     def __init__(self, root: Path, syncs: Syncs | None = None, others: Sequence[Path] = ()) -> None:
-        """Raises OSError if `root` is not a directory and cannot be created."""
+        """Open the directory, and create it if it is absent. Raises OSError if `root` is not a directory and cannot
+        be created."""
         root.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
         self._root = str(root.resolve())
         self._others = tuple(str(each) for each in others)
@@ -161,18 +163,18 @@ class DirectoryDisk:
             os.close(fd)
 
     def free_bytes(self, path: str = "") -> int:
-        """Return the bytes that are left for processes without privileges."""
+        """Return the number of bytes that processes without privileges may still use."""
         found = os.statvfs(self.real_path(path))
         return found.f_bavail * found.f_frsize
 
     def free_files(self, path: str = "") -> int:
-        """Return the inodes that are left for processes without privileges."""
+        """Return the number of inodes that processes without privileges may still use."""
         found = os.statvfs(self.real_path(path))
         return found.f_favail if found.f_files else FILES_UNLIMITED
 
     def submit_probe(self, path: str, done: Callable[[OSError | None], None]) -> None:
-        """Probe in a thread of its own. A disk that hangs keeps the thread, and the process does not wait for it when
-        it ends."""
+        """Test a directory in a separate thread. If the disk hangs, the thread hangs with it, and the process can
+        still end."""
         loop, real = asyncio.get_running_loop(), self.real_path(path)
 
         def probe() -> None:
@@ -183,8 +185,8 @@ class DirectoryDisk:
         threading.Thread(target=probe, name="write probe", daemon=True).start()
 
     def real_path(self, path: str) -> str:
-        """Return the path in the file system; "" is the root. Raises ValueError for a path that is not plainly below
-        the root."""
+        """Return the path in the machine's file system; "" is the root. Raises ValueError for a path that is not
+        plainly below the root."""
         if not path:
             return self._root
         is_other = any(path == each or path.startswith(f"{each}/") for each in self._others)
@@ -194,12 +196,12 @@ class DirectoryDisk:
         return path if is_other else f"{self._root}/{path}"
 
     def close(self) -> None:
-        """Free the resources of syncs. A process that ends need not call it."""
+        """Free the resources of syncs. A process that is about to end need not call this."""
         self._syncs.close()
 
 
 def _probe(directory: str) -> OSError | None:
-    """Return why no file can be written to the directory, in words for an operator, or None. Blocks."""
+    """Return the reason, in words for an operator, why no file can be written to the directory, or None. Blocks."""
     try:
         try_file(directory, PROBE_NAMES)
     except OSError as error:
@@ -212,7 +214,7 @@ def _probe(directory: str) -> OSError | None:
 
 
 class DirectoryLock:
-    """A lock that is held until `close`, or until the process ends."""
+    """A lock on a directory, held until `close` or the end of the process."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -224,8 +226,8 @@ class DirectoryLock:
 
 
 def lock_dir(directory: Path) -> DirectoryLock:
-    """Lock `directory` against other processes, creating it if it is absent. Raises ConfigError if another process has
-    the lock, OSError if it cannot be locked."""
+    """Lock a directory against other processes, and create it if it is absent. Raises ConfigError if another process
+    has the lock, OSError if the directory cannot be locked."""
     directory.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
     path = directory / LOCK_NAME
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)

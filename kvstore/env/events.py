@@ -1,4 +1,4 @@
-"""Bounded waits, and which cancellation ended a wait."""
+"""Waits with time limits, and helpers that tell whose cancellation ended a wait."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvstore.env.ports import Task
 
 
 async def wait_within(event: asyncio.Event, seconds: float | None) -> bool:
-    """Wait until `event` is set, at most `seconds` (None: no bound). Returns True if it was set."""
+    """Wait until `event` is set, for at most `seconds` (None means no limit). Returns True if the event was set."""
     try:
         async with asyncio.timeout(seconds):
             await event.wait()
@@ -26,7 +26,7 @@ def is_cancelled() -> bool:
 
 
 async def end_task(task: Task) -> None:
-    """Cancel a task, and return once it has ended. Raises CancelledError only if the caller is cancelled too."""
+    """Cancel a task and wait until it has ended. Raises CancelledError only if the caller is cancelled, too."""
     task.cancel()
     try:
         await task

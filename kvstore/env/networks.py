@@ -13,8 +13,8 @@ _IPV6_PREFIX = 64
 
 
 class KnownNetworks:
-    """Networks whose connections unauthenticated peers elsewhere cannot displace: this process has connected to them,
-    as a node does to the other nodes, or a client there has authenticated."""
+    """Networks whose connections unauthenticated peers from elsewhere cannot displace. A network is known if this
+    process has connected to it, as a node does to other nodes, or if a client from it has authenticated."""
 
     def __init__(self) -> None:
         self._networks: dict[str, None] = {}

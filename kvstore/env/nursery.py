@@ -17,8 +17,8 @@ OnError = Callable[[str, BaseException], object]
 
 
 async def shielded(work: Awaitable[T]) -> T:
-    """Wait for a task or future, which continues if the caller is cancelled; its outcome is ignored then. (From Python
-    3.14 on asyncio.shield reports a later error to the loop's exception handler.)"""
+    """Wait for a task or future. If the caller is cancelled, the task continues and its outcome is ignored. (From
+    Python 3.14 on, asyncio.shield reports a later error to the loop's exception handler.)"""
     future = asyncio.ensure_future(work)
     if not future.done():
         future.add_done_callback(_look_at)

@@ -30,8 +30,8 @@ class NotUnderstood(ConnectionError):
 
 
 async def finish_prelude(sock: socket.socket, prelude: Callable[[], Prelude]) -> None:
-    """Prepare an accepted connection for the handshake; the client may also begin with the handshake. Raises OSError;
-    the socket is closed then, and when this is cancelled."""
+    """Run the prelude on an accepted connection until the TLS handshake is next. The client may also begin with the
+    handshake. Raises OSError. The socket is closed after an error and when this call is cancelled."""
     try:
         if not await _begins_with_handshake(sock):
             await _talk(sock, prelude())
@@ -41,8 +41,9 @@ async def finish_prelude(sock: socket.socket, prelude: Callable[[], Prelude]) ->
 
 
 async def wants_tls(sock: socket.socket, prelude: Callable[[], Prelude] | None) -> bool:
-    """Wait for the first bytes of an accepted connection, leave them in the socket, and return True if it uses TLS.
-    Raises OSError if it ends before; the socket is closed then, and when this is cancelled."""
+    """Wait for the first bytes of an accepted connection, leave them in the socket, and return True if the client
+    uses TLS. Raises OSError if the connection ends first. The socket is closed after an error and when this call is
+    cancelled."""
     try:
         if await _peeked(sock, 1) == HANDSHAKE:
             return True

@@ -53,8 +53,8 @@ class Profiler:
         """Set to stop the profile in progress."""
 
     async def take(self, seconds: float, rate: int = 0) -> Profile:
-        """Sample for this time, `rate` times a second (0: RATE). Cancelling the call ends the profile. Raises
-        InvalidRequest, Overloaded while another profile is in progress."""
+        """Take a profile for this time, with `rate` samples per second (0: RATE). Cancelling the call ends the
+        profile. Raises InvalidRequest, or Overloaded while another profile is in progress."""
         rate = rate or RATE
         if not 0 < seconds <= SECONDS_MAX:
             raise InvalidRequest(f"expected more than 0 and up to {SECONDS_MAX:g} seconds, got {seconds:g}")

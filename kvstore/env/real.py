@@ -34,7 +34,7 @@ T = TypeVar("T")
 EXIT_FATAL = 70
 """Exit status of a process that ended itself (EX_SOFTWARE)."""
 SWITCH_INTERVAL_S = 0.0005
-"""Maximum time that a finished sync thread waits for a busy event loop before it can report, in seconds."""
+"""Maximum seconds that a finished sync thread waits for a busy event loop before it can report."""
 
 
 def real_env(
@@ -45,8 +45,11 @@ def real_env(
     tls: Tls | Certificates | None = None,
     others: Sequence[Path] = (),
 ) -> Env:
-    """Return the ports of this process, with its files below `root` and `others`. Raises OSError if the root or the TLS
-    files cannot be used. With `Certificates` connections use the newest files, with `Tls` the current ones."""
+    """Create the production ports of this process. Its files are below `root` and `others`.
+
+    With `Certificates`, connections use the newest TLS files; with `Tls`, they use the files as they are now. Raises
+    OSError if the root or the TLS files cannot be used.
+    """
     syncs, known = best_syncs(), KnownNetworks()
     return Env(
         clock=SystemClock(),
@@ -63,7 +66,7 @@ def real_env(
 
 
 def transport_of(tls: Tls | Certificates | None, known: KnownNetworks | None = None) -> TcpTransport:
-    """Return a transport; plain TCP without TLS files. Raises OSError if the files cannot be used."""
+    """Return a TCP transport, with TLS if TLS files are given. Raises OSError if the files cannot be used."""
     if tls is None:
         return TcpTransport(known=known)
     if isinstance(tls, Tls):
@@ -86,7 +89,7 @@ def transport_of(tls: Tls | Certificates | None, known: KnownNetworks | None = N
 
 
 def best_syncs() -> Syncs:
-    """Return syncs by io_uring if the kernel allows it (containers often forbid it), else by threads."""
+    """Return syncs that use io_uring if the kernel allows it, which containers often forbid, or else threads."""
     try:
         return RingSyncs()
     except OSError as error:
@@ -95,16 +98,16 @@ def best_syncs() -> Syncs:
 
 
 def end_process(message: str) -> NoReturn:
-    """Log the reason and end at once: no `finally`, nothing that could still acknowledge anything. A log that cannot be
-    written delays the end by at most logs.writer.FLUSH_S."""
+    """Log the reason and end the process at once. No `finally` block runs, and nothing can be acknowledged any
+    longer. If the log cannot be written, the end is delayed by at most logs.writer.FLUSH_S."""
     logger.critical("fatal: %s", message)
     logging.shutdown()
     os._exit(EXIT_FATAL)
 
 
 def end_within(seconds: float) -> None:
-    """End this process after `seconds` if it has not ended by itself. The last steps of a process may block forever: it
-    prints its error to a standard error that nobody reads, or joins a thread whose disk hangs."""
+    """End this process after `seconds` unless it has ended by itself. The last steps of a process may block forever,
+    for example if it prints an error to a standard error that is not read, or joins a thread whose disk hangs."""
     timer = threading.Timer(seconds, os._exit, (EXIT_FATAL,))
     timer.daemon = True
     timer.start()

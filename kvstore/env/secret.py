@@ -48,15 +48,16 @@ class ClusterSecret:
 
 
 def read_secret(path: Path) -> ClusterSecret:
-    """Return the secret in a file. Raises ConfigError if it is missing or malformed, or if others can read it."""
+    """Read the cluster's secret from a file. Raises ConfigError if the file is missing or malformed, or if other
+    users can read it."""
     with _named(path), open_private(path) as file:
         data = file.read(FILE_BYTES_MAX + 1)
     return ClusterSecret(_decoded(path, data))
 
 
 def make_secret(path: Path) -> ClusterSecret:
-    """Return the secret in a file, creating the file with a new one if it is absent. Raises ConfigError as
-    `read_secret` does."""
+    """Read the cluster's secret from a file, and create the file with a new secret if it is absent. Raises the
+    errors of `read_secret`."""
     if not path.exists():
         with _named(path):
             _write(path, f"{os.urandom(SECRET_BYTES).hex()}\n".encode())

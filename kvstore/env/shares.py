@@ -95,7 +95,7 @@ class Shares(Generic[T]):
         return True
 
     def since(self, occupant: T) -> float:
-        """Return when the occupant got its slot."""
+        """Return the time at which the occupant got its slot, as passed to `add`."""
         return self._places[occupant][2]
 
     def count(self, network: str) -> int:
@@ -104,17 +104,21 @@ class Shares(Generic[T]):
         return sum(len(levels.of_network.get(network, ())) for levels in both)
 
     def first_to_go(self) -> T | None:
-        """Return the occupant that gives way when there is one too many, which may be the newcomer; None if there is
-        no occupant."""
+        """Return the occupant that must give way if there is one too many, which may be the newcomer. Returns None
+        if there is no occupant."""
         if not self._places:
             return None
         levels = self._unknown_levels if self._have_unknown_too_many() else self._known_levels
         return levels.oldest_of_fullest()
 
     def displaced_by(self, network: str) -> T | None:
-        """Return the occupant that gives way to a newcomer from `network`: one of an unknown network if the newcomer's
-        is known and unknown networks have more than their share, else one of a network that has more slots than the
-        newcomer's even after the swap. None: the newcomer has to wait, or is refused."""
+        """Return the occupant that gives way to a newcomer from `network`, or None if the newcomer has to wait or is
+        refused.
+
+        If the newcomer's network is known and unknown networks have more than their share, an occupant of an unknown
+        network gives way. Otherwise, an occupant gives way whose network has more slots than the newcomer's network
+        even after the swap.
+        """
         if network in self._known:
             if self._unknown_levels.most and self._have_unknown_too_many():
                 return self._unknown_levels.oldest_of_fullest()

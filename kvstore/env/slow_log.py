@@ -1,7 +1,8 @@
-"""The slow log: the last slow operations, with where their time was spent, in a bounded ring and in the log. Keys
-appear as hashes, values not at all (docs/how-to/find-slow-operations.md).
+"""The slow log: the most recent slow operations and the parts of the path on which they spent their time. It is kept in
+a bounded ring and written to the log. Keys appear as hashes, and values do not appear
+(docs/how-to/find-slow-operations.md).
 
-Code on hot paths compares times that it has measured anyway with `limit_s`, and calls `note` only beyond it.
+Code on hot paths compares times that it has measured anyway with `limit_s`, and calls `note` only for longer times.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Slow(NamedTuple):
 
 
 class SlowLog:
-    """The slow log of one node. Without arguments nothing is slow."""
+    """The slow log of one node. Created without arguments, it considers no operation slow."""
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class SlowLog:
         date_ms: Callable[[], int] = lambda: 0,
         starved: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`slow_ms`: time above which an operation is slow, in milliseconds; 0: never."""
+        """`slow_ms` is the time in milliseconds above which an operation is slow; 0 means that no operation is slow."""
         self.slow_ms = slow_ms
         self.limit_s = slow_ms / 1000 if slow_ms else math.inf
         self._now, self._date_ms, self._starved = now, date_ms, starved
@@ -71,7 +72,7 @@ class SlowLog:
         operations: int = 1,
         **parts: float,
     ) -> None:
-        """Note operations that together took longer than `limit_s`. A `key` that is not bytes counts as none."""
+        """Record operations that together took longer than `limit_s`. A `key` that is not bytes is ignored."""
         if self.slow_ms == 0:
             return
         self._counts[at] += operations
@@ -108,7 +109,7 @@ class SlowLog:
         self._kept.clear()
 
     def latest(self, count: int = KEPT, key: str = "") -> list[Slow]:
-        """Return the last notes, the latest first; with `key` only those with this hash."""
+        """Return at most `count` of the last notes, newest first. With `key`, return only notes with this hash."""
         found = [each for each in reversed(self._kept) if key in ("", each.key)]
         return found[:count]
 
@@ -118,6 +119,6 @@ class SlowLog:
 
 
 def hash_of(key: bytes) -> str:
-    """Return the name of a key where its bytes must not appear: 16 hexadecimal digits. Anyone who knows a key can
-    recognise it."""
+    """Return a hash of a key as 16 hexadecimal digits, for places in which the key's bytes must not appear. Anyone
+    who knows a key can recognise its hash."""
     return blake2b(key, digest_size=8, person=b"kvstore log").hexdigest()

@@ -18,20 +18,20 @@ Jobs = SimpleQueue[tuple[int, Write | None, bool, asyncio.AbstractEventLoop, Don
 
 
 class NotWritten(OSError):
-    """The write of a write and sync failed, so nothing was synced. It may be repeated."""
+    """The write of a combined write and sync failed, so nothing was synced. The caller may repeat both."""
 
 
 class Syncs(Protocol):
     """Runs pwrite and fdatasync off the event loop."""
 
     def submit(self, fd: int, done: Done, write: Write | None = None, *, is_synced: bool = True) -> None:
-        """Write, if there is data, and sync `fd`, then call `done` on the running loop. In any order; `fd` stays open
-        until then. Raises OSError if it cannot begin; `done` is not called then."""
+        """Write the data, if there are any, sync `fd`, and call `done` on the running loop. Jobs may end in any
+        order. `fd` must stay open until then. Raises OSError if the job cannot begin; then `done` is not called."""
         ...
 
     def report(self) -> None:
-        """Call `done` now for what has ended, as far as that can be seen at no cost. Only for callbacks of the event
-        loop, as their last step."""
+        """Call `done` now for each job that is known to have ended, as far as this can be found out at no cost. Only
+        callbacks of the event loop may call this, as their last step."""
         ...
 
     def close(self) -> None:

@@ -19,12 +19,12 @@ from kvstore.os_errors import is_shortage_here, reason_of
 log = logging.getLogger(__name__)
 
 SHORTAGE_S, SHORTAGE_ATTEMPTS = 0.1, 10
-"""Delay between attempts to connect while this side lacks descriptors, memory or ports, in seconds, and the maximum
-number of attempts."""
+"""Delay in seconds between attempts to connect while this process lacks descriptors, memory or ports, and the
+maximum number of attempts."""
 
 
 class TcpListener:
-    """A bound address that accepts connections until closed."""
+    """A bound address that accepts connections until it is closed."""
 
     def __init__(
         self, acceptors: Sequence[Acceptor], address: str, closed: Callable[[TcpListener], None], *, is_lenient: bool
@@ -33,7 +33,7 @@ class TcpListener:
         self.address = address
 
     def use(self, tls: ssl.SSLContext | None) -> None:
-        """Use this context for handshakes that begin from now on."""
+        """Use this TLS context for handshakes that begin from now on."""
         for each in self._acceptors:
             each.use(tls)
 
@@ -45,8 +45,9 @@ class TcpListener:
 
 
 class TcpTransport:
-    """TCP streams without delay (TCP_NODELAY), inside TLS if there are contexts for it: `serving` for listeners,
-    `lenient` for those that let clients without a certificate connect, `calling` for connections to others."""
+    """TCP streams without delay (TCP_NODELAY). They use TLS if there are contexts for it: `serving` for listeners,
+    `lenient` for listeners that accept clients without a certificate, and `calling` for connections to other
+    processes."""
 
     def __init__(
         self,
@@ -80,7 +81,8 @@ class TcpTransport:
         is_lenient: bool = False,
         prelude: Callable[[], Prelude] | None = None,
     ) -> Listener:
-        """Listen. Raises OSError if the address is taken or not ours. Port 0 picks a free one."""
+        """Listen on an address; port 0 picks a free port. Raises OSError if the address is taken or belongs to
+        another machine."""
         host, port = split_address(address)
         sockets = await bind(host, port)
         bound = sockets[0].getsockname()[1]
@@ -104,13 +106,13 @@ class TcpTransport:
     def use(
         self, serving: ssl.SSLContext | None, calling: ssl.SSLContext | None, lenient: ssl.SSLContext | None
     ) -> None:
-        """Use other contexts for all listeners and for connections to others. Open connections stay."""
+        """Use these TLS contexts for all listeners and for new connections to others. Open connections keep theirs."""
         self._serving, self._calling, self._lenient = serving, calling, lenient
         for each in self._listeners:
             each.use(lenient if each.is_lenient else serving)
 
     def statistics(self) -> dict[str, int]:
-        """Return counts of connections that no handler has, or ever had."""
+        """Return counts of connections that have no handler yet, or never had one."""
         accepted = self._accepted
         return {
             "connections_opening": accepted.opening,
@@ -124,9 +126,13 @@ class TcpTransport:
     async def connect(
         self, address: str, handler: StreamHandler, *, prelude: Callable[[], Prelude] | None = None
     ) -> Stream:
-        """Connect. Raises OSError, including for a malformed address, because other processes may register any text.
-        The caller sets the deadline. If this raises, a connection that was made is lost. While this process lacks
-        descriptors, memory or ports, it retries SHORTAGE_ATTEMPTS times, because the other side is not to blame."""
+        """Connect to an address. The caller sets the deadline.
+
+        Raises OSError, also for a malformed address, because other processes may register any text as their address. If
+        the call raises an error after a connection was made, the handler is notified that the connection is lost. While
+        this process lacks descriptors, memory or ports, it retries SHORTAGE_ATTEMPTS times, because the other side is
+        not at fault.
+        """
         for attempt in range(SHORTAGE_ATTEMPTS + 1):
             try:
                 return await self._called(address, handler, prelude)
@@ -247,7 +253,7 @@ class _Opening(asyncio.Protocol):
             self._handler.connection_lost(exc)
 
     def give_up(self) -> None:
-        """Abort, because nobody waits for the connection any more."""
+        """Abort the connection, because its caller has stopped waiting for it."""
         if self._stream is not None:
             self._stream.abort()
         self.connection_lost(None)

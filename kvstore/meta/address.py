@@ -1,4 +1,4 @@
-"""The address of a cluster's metadata. Decides only.
+"""The address of a cluster's metadata, as users write it. Decides only.
 
 etcd://host:port,host:port/prefix
 zookeeper://host:port,host:port/chroot         or without zookeeper://
@@ -19,13 +19,13 @@ class MetadataKind(StrEnum):
 
     @property
     def shown(self) -> str:
-        """Name of the store as people write it."""
+        """Name of the store as people write it, for messages."""
         return "ZooKeeper" if self is MetadataKind.ZOOKEEPER else "etcd"
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One metadata store, and the part of it that belongs to the cluster."""
+    """The servers of one metadata store, and the part of the store that belongs to the cluster."""
 
     kind: MetadataKind
     hosts: tuple[str, ...]
@@ -40,7 +40,7 @@ class Address:
 
 
 def parse(text: str) -> Address:
-    """Return the address in `text`. Raises ValueError, without the text if it may have a password."""
+    """Parse an address. Raises ValueError, whose message omits the text if it may contain a password."""
     if "@" in text:
         raise ValueError(
             "expected no user or password in the address of a metadata store; set metadata.user and "
@@ -61,7 +61,7 @@ def parse(text: str) -> Address:
 
 
 def address_fault(text: str) -> str:
-    """Return the error of an address; empty if it is valid."""
+    """Return why the text is not a valid address; empty if it is valid."""
     try:
         parse(text)
     except ValueError as error:

@@ -1,5 +1,6 @@
-"""The election of the auditor in the metadata store, in Apache BookKeeper's layout: one ephemeral sequential node per
-candidate, and the lowest number is the auditor. Apache's auditors and ours are candidates of one election."""
+"""The election of the auditor in the metadata store, in Apache BookKeeper's layout. Each candidate has one ephemeral
+sequential node, and the candidate with the lowest number is the auditor. Apache's auditors and ours take part in the
+same election."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ _VOTE = re.compile(r"V_(-?\d{10})")
 
 
 class AuditorVotes:
-    """One candidate of the election. Calls raise MetadataUnavailable or MetadataUnknown."""
+    """One candidate of the auditor election. Calls raise MetadataUnavailable or MetadataUnknown."""
 
     def __init__(self, store: MetadataStore, candidate: str) -> None:
         self._store, self._candidate = store, candidate
@@ -26,8 +27,8 @@ class AuditorVotes:
     # docs/protocol.md A4
     @property
     def is_auditor(self) -> bool:
-        """True if this candidate was the lowest when the votes were read, and its session has not ended since, as far
-        as is known.
+        """True if this candidate had the lowest vote when the votes were last read, and its session is not known to
+        have ended.
 
         False while the connection is lost: the session may have ended, and another candidate may be the auditor.
         """
@@ -35,7 +36,8 @@ class AuditorVotes:
         return is_connected and 0 != self._elected_in == self._store.session
 
     async def stand(self) -> bool:
-        """Vote, unless this session has voted already, and return True if the vote is the lowest."""
+        """Become a candidate if this session has no vote yet. Returns True if this session's vote is the lowest, so
+        that this candidate is the auditor."""
         session = self._store.session
         votes = await until_known(self._votes)
         if session != self._voted_in or self._own not in votes:
@@ -60,7 +62,8 @@ class AuditorVotes:
         return self._store.watch(paths.AUDITOR_VOTES, changed)
 
     async def _vote_once(self) -> str:
-        """Return the name of this session's lowest vote, and delete its others: there are two if an answer was lost."""
+        """Return the name of this session's lowest vote, and delete its other votes. A session has two votes if the
+        answer to the first create was lost."""
         own = await self._own_votes()
         if not own:
             await until_known(self._vote)
@@ -93,7 +96,7 @@ class AuditorVotes:
         return stat.owner == self._store.session
 
     async def _publish_name(self) -> None:
-        """Write this candidate's name into the parent node, too, for tools that read it there."""
+        """Also write this candidate's name into the parent node, because tools read the auditor's name there."""
         with suppress(NoSuchNode, VersionConflict):
             data, stat = await self._store.get(paths.AUDITOR_VOTES)
             if data != marks.encode_vote(self._candidate):
@@ -101,7 +104,7 @@ class AuditorVotes:
 
 
 async def votes_of(store: MetadataStore) -> list[str]:
-    """Return the names of all votes, the lowest first."""
+    """Return the names of all votes, lowest first."""
     await store.sync(paths.AUDITOR_VOTES)
     try:
         names = await store.children(paths.AUDITOR_VOTES)
@@ -111,7 +114,7 @@ async def votes_of(store: MetadataStore) -> list[str]:
 
 
 async def auditor_or_none(store: MetadataStore) -> str | None:
-    """Return the auditor's name; None if there is no candidate."""
+    """Return the name of the auditor, or None if there is no candidate."""
     for name in await votes_of(store):
         path = paths.join(paths.AUDITOR_VOTES, name)
         with suppress(NoSuchNode):

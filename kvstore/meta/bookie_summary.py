@@ -18,17 +18,17 @@ class BookieSummary(NamedTuple):
     auditor: str | None
     """Name of the elected auditor; None if there is none."""
     is_under_replicated: bool
-    """True if any ledger has a mark: the ledger is, or may be, under-replicated."""
+    """True if any ledger is marked as under-replicated. A marked ledger may be fully replicated already."""
     is_replication_enabled: bool
     """False while an operator has disabled auto-recovery."""
     bookies: int
-    """Bookies that have a cookie, whether they run or not."""
+    """Number of bookies that have a cookie, whether they run or not."""
     writable: int
     readonly: int
 
 
 async def read_summary(store: MetadataStore) -> BookieSummary:
-    """Read the summary. Costs some ten requests to the metadata store, however many ledgers are marked.
+    """Read the summary of all bookies. Costs about ten requests to the metadata store, however many ledgers are marked.
 
     Raises MetadataUnavailable or MetadataUnknown.
     """

@@ -1,4 +1,4 @@
-"""The registered bookies as this process knows them, kept up to date. Lookups are plain calls."""
+"""A view of the registered bookies that is kept up to date. Lookups need no request to the metadata store."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ LOOK_AGAIN_S = 30.0
 
 
 class BookieView:
-    """The set of bookies as it was last read. It stays as it is while the metadata store is away.
+    """The set of registered bookies as last read. It stays unchanged while the metadata store is unreachable.
 
-    Addresses and zones of bookies that have left the set are remembered: a registration ends with a session, and the
-    bookie may still run. Its connection shows whether it does.
+    The view remembers the addresses and zones of bookies that have left the set. A registration ends with its session,
+    while the bookie may still run; only a connection to the bookie shows whether it does.
     """
 
     def __init__(self, store: MetadataStore) -> None:
@@ -34,24 +34,25 @@ class BookieView:
         self._listeners: list[Callable[[], None]] = []
 
     def address(self, bookie: BookieId) -> str | None:
-        """Return the address at which the bookie listens or last did; None if it was never seen."""
+        """Return the last known address of the bookie, or None if the bookie was never seen."""
         return self._addresses.get(bookie)
 
     def zone(self, bookie: BookieId) -> str:
-        """Return the zone of the bookie, or its last one; empty if it is not known."""
+        """Return the last known zone of the bookie, or an empty string if no zone is known."""
         return self._zones.get(bookie, "")
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Call `listener` on the event loop each time `current` has changed."""
+        """Call `listener` on the event loop whenever `current` has changed."""
         self._listeners.append(listener)
 
     async def start(self, nursery: Nursery) -> None:
-        """Read once, then keep up to date. Raises MetadataUnavailable, MetadataUnknown if the first read fails."""
+        """Read the bookies once, then keep the view up to date until the nursery ends. Raises MetadataUnavailable,
+        MetadataUnknown if the first read fails."""
         await self.refresh()
         nursery.spawn(self._keep(), name="watch bookies")
 
     async def refresh(self) -> None:
-        """Read now. Raises MetadataUnavailable, MetadataUnknown; the view then stays as it was."""
+        """Read the bookies now. Raises MetadataUnavailable, MetadataUnknown; the view then stays unchanged."""
         found = await self._client.bookies()
         self._addresses.update(found.all)
         self._zones.update((bookie, found.zones.get(bookie, "")) for bookie in found.all)

@@ -1,9 +1,9 @@
-"""Our own documents in the metadata store: frozen dataclasses as JSON with a format number.
+"""The encoding of our own documents in the metadata store: frozen dataclasses as JSON with a format number.
 
     {"format": 1, "epoch": 7, "ledgers": [...]}
 
-Bytes become base64, enums their values. A reader ignores fields that it does not know. A change that old readers must
-not overlook gets a new format number, and readers refuse unknown numbers.
+Bytes become base64, and enums become their values. A reader ignores fields that it does not know. A change that old
+readers must not overlook gets a new format number, and readers refuse unknown numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 _MALFORMED = (msgspec.MsgspecError, RecursionError)
-"""Errors of malformed documents; RecursionError for thousands of nested brackets."""
+"""Errors that malformed documents cause. Thousands of nested brackets cause RecursionError."""
 
 
 class _FormatOnly(msgspec.Struct):
@@ -26,7 +26,7 @@ class _FormatOnly(msgspec.Struct):
 
 
 def encode(document: object, *, format: int = 1) -> bytes:
-    """Return the bytes of a dataclass, with `format` in front of its fields."""
+    """Encode a dataclass as JSON, with `format` in front of its fields."""
     fields = msgspec.to_builtins(document)
     if not isinstance(fields, dict) or "format" in fields:
         raise TypeError(f"expected a dataclass without a field named format, got {document!r}")
@@ -34,7 +34,7 @@ def encode(document: object, *, format: int = 1) -> bytes:
 
 
 def format_of(data: bytes, *, what: str) -> int:
-    """Return the format number of a document. Raises UndecodableNode."""
+    """Return the format number of a document. `what` names the document in errors. Raises UndecodableNode."""
     try:
         return msgspec.json.decode(data, type=_FormatOnly).format
     except _MALFORMED as error:
@@ -42,8 +42,8 @@ def format_of(data: bytes, *, what: str) -> int:
 
 
 def decode(kind: type[T], data: bytes, *, what: str, format: int = 1) -> T:
-    """Return the document in `data`. `what` names it in errors. Raises UndecodableNode if the document is malformed or
-    has another format number."""
+    """Decode a document into the dataclass `kind`. `what` names the document in errors. Raises UndecodableNode if
+    the document is malformed or has another format number."""
     try:
         found = msgspec.json.decode(data, type=_FormatOnly).format
         if found != format:
@@ -54,8 +54,8 @@ def decode(kind: type[T], data: bytes, *, what: str, format: int = 1) -> T:
 
 
 def decode_plain(kind: type[T], data: bytes, *, what: str) -> T:
-    """Return a document without a format number: an object with the fields and types of `kind`. Raises
-    UndecodableNode."""
+    """Decode a document without a format number: a JSON object with the fields and types of `kind`. `what` names it
+    in errors. Raises UndecodableNode."""
     try:
         return msgspec.json.decode(data, type=kind)
     except _MALFORMED as error:

@@ -1,4 +1,4 @@
-"""Opens the metadata store of an address with its driver."""
+"""Opens a metadata store by its address, using the driver for the kind of store."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ async def connect(
     timeout_s: float = CONNECT_TIMEOUT_S,
     liveness: Liveness = UNWATCHED,
 ) -> Store:
-    """Return a connected store. Its session lasts while `liveness` reports no failure.
+    """Connect to a metadata store and return it. The session lasts while `liveness` reports no failure.
 
-    Raises MetadataUnavailable if no server answers within `timeout_s`, MetadataDenied if the login or its user is
-    refused, ValueError for a malformed address, OSError for unusable TLS files, ConfigError.
+    Raises MetadataUnavailable if no server answers within `timeout_s` seconds, MetadataDenied if the store refuses the
+    login or its user, ValueError for a malformed address, OSError for unusable TLS files, ConfigError.
     """
     found = parse(address)
     driver = EtcdStore if found.kind is MetadataKind.ETCD else ZooKeeperStore

@@ -1,4 +1,4 @@
-"""Bookies' cookies in the metadata store, which tie directories to a bookie id, and the ages of the directories."""
+"""Bookies' cookies in the metadata store, which tie directories to a bookie id, and the ages of these directories."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ AGE_DIGITS = 18
 
 
 class CookieStore:
-    """Every bookie's cookie. Calls raise MetadataUnavailable or MetadataUnknown besides what they name."""
+    """Reads and writes the cookies of all bookies. Calls raise MetadataUnavailable or MetadataUnknown in addition to
+    the errors that they name."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
 
     async def write(self, cookie: Cookie, version: int | None) -> int:
-        """Compare-and-set a cookie, or create it if `version` is None, and return the new version.
+        """Replace a cookie that has this version, or create the cookie if `version` is None. Returns the new version.
 
-        Raises NodeExists (created before, with other contents), VersionConflict, NoSuchNode.
+        Raises NodeExists if the cookie exists with other contents, VersionConflict, NoSuchNode.
         """
         path, data = paths.cookie(cookie.bookie), encode_cookie(cookie)
         if version is not None:
@@ -42,16 +43,16 @@ class CookieStore:
             return stat.version
 
     async def read(self, bookie: BookieId) -> tuple[Cookie, int]:
-        """Return the present cookie and its version. From an older version a bookie would conclude that its directory
-        is a copy. Raises NoSuchNode, Corrupted."""
+        """Return the current cookie of a bookie and its version. The read is up to date, because an older cookie
+        would lead the bookie to conclude that its directory is a copy. Raises NoSuchNode, Corrupted."""
         path = paths.cookie(bookie)
         await self._store.sync(path)
         data, stat = await self._store.get(path)
         return decode_cookie(data, what=path), stat.version
 
     async def delete(self, bookie: BookieId, version: int) -> None:
-        """Delete a cookie and its age in one step: a remaining age would make another bookie with this id distrust its
-        new directories. Raises VersionConflict, NoSuchNode."""
+        """Delete a cookie and the bookie's age in one transaction. If the age remained, another bookie with this id
+        would distrust its new directories. Raises VersionConflict, NoSuchNode."""
         going = [Delete(paths.cookie(bookie), version)]
         with suppress(NoSuchNode):
             _, stat = await self._store.get(paths.age(bookie))
@@ -59,8 +60,8 @@ class CookieStore:
         await self._store.multi(going)
 
     async def age(self, bookie: BookieId) -> tuple[int, int | None]:
-        """Return the age of the bookie's directories and the version of its node; 0 and None if there is none. Raises
-        Corrupted."""
+        """Return the age of the bookie's directories and the version of the age's node, or 0 and None if there is no
+        age. Raises Corrupted."""
         path = paths.age(bookie)
         await self._store.sync(path)
         try:
@@ -72,8 +73,8 @@ class CookieStore:
         return int(data), stat.version
 
     async def set_age(self, bookie: BookieId, age: int, version: int | None) -> None:
-        """Compare-and-set the age, or create it if `version` is None, for a bookie that has a cookie. Raises
-        NodeExists, VersionConflict, NoSuchNode."""
+        """Replace the age if its node has this version, or create it if `version` is None. The bookie must have a
+        cookie. Raises NodeExists, VersionConflict, NoSuchNode."""
         path, data = paths.age(bookie), b"%d" % age
         if version is not None:
             await self._store.set(path, data, version)
@@ -82,7 +83,8 @@ class CookieStore:
         await self._store.multi([Check(paths.cookie(bookie), -1), Create(path, data)])
 
     async def bookies(self) -> list[BookieId]:
-        """Return the ids of all bookies that were formatted and not decommissioned, sorted, whether they run or not."""
+        """Return the ids of all bookies that were formatted and not decommissioned, sorted. They need not be
+        running."""
         await self._store.sync(paths.LEDGERS)
         try:
             return [BookieId(name) for name in await self._store.children(paths.COOKIES)]

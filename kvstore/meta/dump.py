@@ -46,7 +46,7 @@ def encode(nodes: Mapping[str, bytes], instance: str) -> bytes:
 
 
 def decode(data: bytes) -> tuple[dict[str, bytes], str]:
-    """Return the nodes by path, and the cluster's instance id. Raises ConfigError."""
+    """Decode a file of metadata. Returns the nodes by path, and the cluster's instance id. Raises ConfigError."""
     *lines, last = data.splitlines(keepends=True) or [b""]
     end = _parsed(last, _End, "its last line")
     found = hashlib.sha256(b"".join(lines)).hexdigest()
@@ -67,7 +67,7 @@ def decode(data: bytes) -> tuple[dict[str, bytes], str]:
 
 
 def digest(nodes: Mapping[str, bytes]) -> str:
-    """Return the digest of nodes. Equal nodes have equal digests in every store."""
+    """Return a digest of the nodes. Equal nodes have equal digests in every store."""
     return hashlib.sha256(b"".join(_line(_Node(path, nodes[path])) for path in sorted(nodes))).hexdigest()
 
 

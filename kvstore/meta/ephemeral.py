@@ -1,7 +1,7 @@
-"""Keeps one ephemeral node of this process in place, over lost sessions and deletions by others.
+"""Keeps one ephemeral node of this process in place, even if sessions expire or other processes delete the node.
 
-The caller states the desired value: the node's data, or None for its absence. Each hint (a watch, a reconnect, half a
-minute) compares the current node with it, so nothing depends on seeing every event.
+The caller sets the desired value: the node's data, or None for an absent node. Every hint (a watch, a reconnect, half a
+minute) makes the keeper compare the current node with the desired value, so it need not see every event.
 """
 
 from __future__ import annotations
@@ -28,22 +28,25 @@ pause = asyncio.sleep
 
 LOOK_AGAIN_S = 30.0
 RETRY_S = 0.2
-"""Pause before a retry, in seconds. Also the first pause after the node of another session was replaced; it doubles up
-to LOOK_AGAIN_S, because a live process with the same name on another machine would do the same."""
+"""Delay before a retry, in seconds. It is also the first delay after the keeper has replaced the node of another
+session. That delay doubles up to LOOK_AGAIN_S, because a live process with the same name on another machine would
+also replace the node."""
 _ATTEMPTS_MAX = 8
 
 
 def never(_: bytes) -> bool:
-    """Return False, for nodes that several processes may hold by right: wait until the other one is gone."""
+    """Return False. Use this for nodes that several processes may rightfully hold: the keeper then waits until the
+    other process's node is gone."""
     return False
 
 
 class KeptEphemeral:
-    """Keeps `path` as this process's ephemeral node. `publish` sets the desired value, `start` keeps it in place.
+    """Keeps `path` as an ephemeral node of this process. `publish` sets the desired value, and `start` keeps it in
+    place.
 
-    If a node of another session is in the way, it is replaced if `is_our_former` returns True for its data: the
-    ephemeral of an earlier session of this process, or of its dead predecessor, exists until that session expires.
-    Otherwise it is waited for.
+    If a node of another session exists at `path`, the keeper replaces it if `is_our_former` returns True for its data.
+    Such a node was created by an earlier session of this process, or by its dead predecessor, and exists until that
+    session expires. Otherwise the keeper waits until the node is gone.
     """
 
     def __init__(
@@ -54,7 +57,7 @@ class KeptEphemeral:
         is_our_former: Callable[[bytes], bool] = never,
         on_placed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_placed` is called when the node has been created or changed to hold the desired value."""
+        """`on_placed` is called whenever the node has been created or changed so that it has the desired value."""
         self._store, self._path, self._is_our_former, self._on_placed = store, path, is_our_former, on_placed
         self._wanted: bytes | None = None
         self._placed: bytes | None = None
@@ -64,10 +67,10 @@ class KeptEphemeral:
         self._hint = asyncio.Event()
 
     async def publish(self, data: bytes | None) -> None:
-        """Set the value that the node must hold (None: absent), and write it now.
+        """Set the desired data of the node (None: absent), and write it now.
 
-        Raises NodeExists while another session holds the path, MetadataUnavailable, MetadataUnknown. The value stays
-        desired, and a started keeper retries.
+        Raises NodeExists while another session holds the path, MetadataUnavailable, MetadataUnknown. After an error,
+        the value stays desired, and a keeper that was started retries.
         """
         self._wanted = data
         try:
@@ -77,7 +80,7 @@ class KeptEphemeral:
             raise
 
     def start(self, nursery: Nursery) -> None:
-        """Keep the node in place until the nursery ends."""
+        """Keep the node in place in the background until the nursery ends."""
         nursery.spawn(self._keep(), name=f"keep {self._path}")
 
     async def _keep(self) -> None:

@@ -1,5 +1,5 @@
 """The layout and the identity of a cluster's metadata (the nodes LAYOUT and INSTANCEID), and the creation of a
-cluster."""
+cluster's metadata."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from kvstore.meta.update import until_known
 
 
 class LedgerLayout(NamedTuple):
-    """The contents of the LAYOUT node: the manager that arranges the ledgers' nodes, and its version."""
+    """The contents of the LAYOUT node: the manager class that arranges the ledgers' nodes, and its version."""
 
     factory: str
-    """Class of Apache BookKeeper that arranges ledgers this way."""
+    """Name of the Apache BookKeeper class that arranges ledgers this way."""
     version: int
 
 
@@ -32,7 +32,7 @@ def encode_layout(layout: LedgerLayout) -> bytes:
 
 
 def decode_layout(data: bytes) -> LedgerLayout:
-    """Return the layout in `data`. Raises ConfigError if it is not supported."""
+    """Decode the LAYOUT node. Raises ConfigError if the layout is not supported."""
     lines = data.decode(errors="replace").strip().split("\n")
     if lines[0] != str(LAYOUT_FORMAT) or len(lines) != 2:
         raise ConfigError(f"{paths.LAYOUT} has layout format {lines[0]!r}; this build reads {LAYOUT_FORMAT}")
@@ -43,15 +43,15 @@ def decode_layout(data: bytes) -> LedgerLayout:
 
 
 class LayoutStore:
-    """Reads and creates a cluster's layout. Calls raise MetadataUnavailable or MetadataUnknown besides what
-    they name."""
+    """Reads and creates a cluster's layout. Calls raise MetadataUnavailable or MetadataUnknown in addition to the
+    errors that they name."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
 
     async def initialise(self, instance_id: str) -> None:
-        """Create a cluster with the instance id `instance_id`, a random UUID. Raises NodeExists if the chroot
-        has one."""
+        """Create the metadata of a new cluster. `instance_id` must be a random UUID. Raises NodeExists if the chroot
+        already has a cluster."""
         await until_known(lambda: self._initialise(instance_id))
 
     async def _initialise(self, instance_id: str) -> None:
@@ -91,7 +91,8 @@ class LayoutStore:
             raise ConfigError(f"{paths.LAYOUT} is {layout}; this build works with {HIERARCHICAL}")
 
     async def instance_id(self) -> str:
-        """Return the instance id as of now. Raises ConfigError if there is no cluster under this chroot."""
+        """Return the current instance id, by an up-to-date read. Raises ConfigError if there is no cluster under
+        this chroot."""
         await self._store.sync(paths.LEDGERS)
         found = await self.instance_id_seen()
         if found is None:
@@ -99,7 +100,7 @@ class LayoutStore:
         return found
 
     async def instance_id_seen(self) -> str | None:
-        """Return the instance id as the answering server knows it, which may lag; None if there is none."""
+        """Return the instance id as the connected server knows it, or None if there is none. The server may lag."""
         try:
             data, _ = await self._store.get(paths.INSTANCE_ID)
         except NoSuchNode:
@@ -108,18 +109,19 @@ class LayoutStore:
 
 
 class ClusterIdentity:
-    """The cluster to which this process belongs: the first one that it found in the metadata store."""
+    """The identity of the cluster to which this process belongs: the first cluster that it found in the metadata
+    store."""
 
     def __init__(self, store: MetadataStore, instance_id: str | None = None) -> None:
-        """`instance_id`: the cluster's id, if it is known already."""
+        """`instance_id` is the cluster's id, if it is already known."""
         self._store = store
         self._layout = LayoutStore(store)
         self._known = instance_id
 
     # docs/protocol.md B29
     async def mark_older(self, why: str) -> None:
-        """Mark the store as an older copy of the metadata, for all that read it. Only a later copy removes the mark.
-        Raises MetadataUnavailable, MetadataUnknown."""
+        """Mark the store as an older copy of the metadata, for all nodes that read it. Only restoring a later copy
+        removes the mark. Raises MetadataUnavailable, MetadataUnknown."""
         with suppress(NodeExists):
             await self._store.create(paths.OLDER_COPY, why.encode())
 
@@ -134,10 +136,10 @@ class ClusterIdentity:
 
     # docs/protocol.md G23
     async def check(self) -> None:
-        """Raise MetadataLost if the cluster is definitely not there any more, which an up-to-date read confirms, or if
-        the store is marked as an older copy.
+        """Raise MetadataLost if an up-to-date read confirms that the cluster no longer exists in the store, or if the
+        store is marked as an older copy.
 
-        Raises MetadataUnavailable, MetadataUnknown too.
+        Also raises MetadataUnavailable, MetadataUnknown.
         """
         await self._refuse_older()
         if self._known is not None and await self._layout.instance_id_seen() == self._known:

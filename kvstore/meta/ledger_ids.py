@@ -1,7 +1,8 @@
-"""Unique ledger ids from sequential nodes, in Apache BookKeeper's layout and with its way beyond 31 bits.
+"""Assigns unique ledger ids with sequential nodes, in Apache BookKeeper's layout and with Apache's scheme for ids
+beyond 31 bits.
 
-The metadata store's counter also shows how far ids have been assigned. For metadata that were moved here by a file,
-/counted keeps the former counters. A ledger with a higher id was created by a later copy of the metadata.
+The metadata store's counter also shows up to which id ledgers exist. If a ledger has a higher id, a later copy of the
+metadata created it. For metadata that were moved here by a file, /counted records the former counters.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from kvstore.meta.update import until_known
 from kvstore.types import NO_LEDGER, LedgerId
 
 _LOW_END = 2**31 - 1
-"""Numbers from here on are not used: the store's counters have 32 bits."""
+"""Numbers from here on are not used, because the store's counters have 32 bits."""
 _ID = "ID-"
 _HOB = "HOB-"
 RANGE_BITS = 32
@@ -27,7 +28,7 @@ RANGE_BITS = 32
 # docs/protocol.md B29
 @dataclass(frozen=True, slots=True)
 class FormerCount:
-    """The state of an id counter when its metadata were written to a file."""
+    """The state of an id counter at the time when its metadata were written to a file."""
 
     to: LedgerId
     is_sure: bool
@@ -42,19 +43,22 @@ class FormerCount:
 # docs/protocol.md B29
 @dataclass(frozen=True, slots=True)
 class LedgerIdCount:
-    """How far the metadata store has assigned ledger ids, here and where its metadata were before."""
+    """The ledger ids that have been assigned, in this metadata store and in those where its metadata were before."""
 
     to: LedgerId
-    """An id above all assigned ones."""
+    """An id above all assigned ids."""
     former: tuple[FormerCount, ...] = ()
 
     def never_gave(self, ledger: int) -> bool:
-        """Return True if a ledger whose creator did not choose the id was created by a later copy of the metadata."""
+        """Return True if a ledger with this id proves that a later copy of the metadata exists. Valid only for
+        ledgers whose creator did not choose the id."""
         return self.to <= ledger or any(each.is_sure and each.lacks(ledger) for each in self.former)
 
     def may_lack(self, ledger: int) -> bool:
-        """Return True if a ledger of any creator may have been created by a later copy of the metadata. Ids that
-        creators choose, as Apache's clients may, are usually in another range far above the counter, and prove nothing.
+        """Return True if a ledger with this id, whoever created it, may come from a later copy of the metadata.
+
+        Creators may choose ids, as Apache's clients do. Such ids are usually in another range far above the counter,
+        and prove nothing.
         """
         return FormerCount(self.to, True).lacks(ledger) or any(each.lacks(ledger) for each in self.former)
 
@@ -67,8 +71,8 @@ class _Document:
 
 
 async def former_counts(store: MetadataStore) -> tuple[FormerCount, ...]:
-    """Return the counters of metadata that were moved here. Raises MetadataUnavailable, MetadataUnknown,
-    UndecodableNode."""
+    """Return the former counters of metadata that were moved to this store. Raises MetadataUnavailable,
+    MetadataUnknown, UndecodableNode."""
     try:
         data, _ = await store.get(paths.COUNTED)
     except NoSuchNode:
@@ -77,27 +81,29 @@ async def former_counts(store: MetadataStore) -> tuple[FormerCount, ...]:
 
 
 def encode_former(former: Iterable[FormerCount]) -> bytes:
-    """Return the node's bytes, with the counters sorted by range."""
+    """Encode former counters for the node /counted, sorted by range."""
     return codec.encode(_Document(sorted(former, key=lambda each: each.to)))
 
 
 def decode_former(data: bytes) -> tuple[FormerCount, ...]:
-    """Return the counters in `data`. Raises UndecodableNode."""
+    """Decode the former counters in the node /counted. Raises UndecodableNode."""
     return tuple(codec.decode(_Document, data, what=paths.COUNTED).former)
 
 
 class LedgerIdGenerator:
-    """Ids that rise over all creators of a cluster, with gaps. After 2^31 - 1 ids, the high-order bits are counted
-    separately."""
+    """Generates ledger ids. Ids rise across all creators of a cluster, with gaps. After 2^31 - 1 ids, the generator
+    counts the high-order bits in a separate counter."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
         self._is_long = False
 
     async def next_id(self, seen: LedgerId = NO_LEDGER) -> LedgerId:
-        """Return an id that was never assigned before. If the counter was deleted, ids continue in a new range above
-        `seen`, the highest known id. Raises MetadataUnavailable, MetadataUnknown (an id may be lost, which does no
-        harm)."""
+        """Return an id that was never assigned before.
+
+        If the counter was deleted, ids continue in a new range above `seen`, the highest known id. Raises
+        MetadataUnavailable or MetadataUnknown; then an id may have been used up, which does no harm.
+        """
         if not self._is_long:
             self._is_long = await self._has_long_ids()
         if not self._is_long and seen != NO_LEDGER and not await self._is_there(paths.IDGEN):
@@ -162,22 +168,23 @@ class LedgerIdGenerator:
 
 
 def counter_above(nodes: Iterable[str]) -> dict[str, bytes]:
-    """Return the nodes that make ids start above all ids assigned where these nodes come from, because the nodes do not
-    show how far their counters were."""
+    """Return the nodes to create so that new ids start above all ids of the store from which `nodes` come. `nodes`
+    themselves do not show how far the counters of that store were."""
     names = (path.rpartition("/")[2] for path in nodes if paths.parent(path) == paths.IDGEN_LONG)
     return {paths.IDGEN_LONG: b"", _counter(_highest(names) + 1): b""}
 
 
 # docs/protocol.md B29
 def counts_with(nodes: Mapping[str, bytes], counted_to: LedgerId) -> dict[str, bytes]:
-    """Return the node that records the counters of these nodes; the current one is at `counted_to`. Raises
+    """Return the node that records the counters of `nodes`, of which the current counter is at `counted_to`. Raises
     UndecodableNode."""
     return _with(nodes, FormerCount(counted_to, is_sure=True))
 
 
 # docs/protocol.md B29
 def counts_by_ledgers(nodes: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return the node that records the counters of a file that may lack its present counter. Raises UndecodableNode."""
+    """Return the node that records the counters of a file of metadata whose current counter may be missing. Raises
+    UndecodableNode."""
     high = _highest(path.rpartition("/")[2] for path in nodes if paths.parent(path) == paths.IDGEN_LONG)
     if any(each.to >> RANGE_BITS == high for each in _former(nodes)):
         return {}

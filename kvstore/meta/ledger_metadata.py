@@ -37,14 +37,14 @@ _IN_RECOVERY_V1 = -102
 
 
 def encode(metadata: LedgerMetadata) -> bytes:
-    """Return the bytes of `metadata` in format version 3."""
+    """Encode ledger metadata in format version 3."""
     body = _to_message(metadata).SerializeToString(deterministic=True)
     return b"%s%d\n%s%s" % (_HEADER, VERSION, _varint(len(body)), body)
 
 
 def decode(ledger: LedgerId, data: bytes) -> LedgerMetadata:
-    """Return the metadata of `ledger`, written in any version. Raises Corrupted if it is malformed or has an unknown
-    version."""
+    """Decode the metadata of `ledger`, written in any of the three versions. Raises Corrupted if the data are
+    malformed or have an unknown version."""
     header, _, body = data.partition(b"\n")
     digits = header[len(_HEADER) :]
     if not header.startswith(_HEADER) or not digits.isdigit() or len(digits) > _DIGITS_MAX:

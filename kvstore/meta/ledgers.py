@@ -23,20 +23,21 @@ from kvstore.types import LedgerId, LedgerMetadata
 
 _CREATE_ATTEMPTS_MAX = 8
 _STEP = 200
-"""Names processed between two turns of the event loop."""
+"""Number of names that are processed between two turns of the event loop."""
 
 
 class LedgerStore:
-    """Every ledger's metadata. Calls raise MetadataUnavailable or MetadataUnknown besides what they name."""
+    """Reads and writes the metadata of all ledgers. Calls raise MetadataUnavailable or MetadataUnknown in addition
+    to the errors that they name."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
 
     async def create(self, metadata: LedgerMetadata) -> int:
-        """Store a new ledger and return its version. Raises NodeExists if another creator has the id.
+        """Store a new ledger and return its version. Raises NodeExists if another creator has used the id.
 
-        `metadata.token` must be a random number. It identifies a create of this caller that succeeded although the
-        connection broke, or that an earlier attempt has made.
+        `metadata.token` must be a random number. It identifies this caller's own create if the create succeeded
+        although the connection broke, or if an earlier attempt made it.
         """
         if not metadata.token:
             raise ValueError(f"ledger {metadata.ledger}: a create needs a token")
@@ -64,7 +65,8 @@ class LedgerStore:
         return version
 
     async def read(self, ledger: LedgerId) -> tuple[LedgerMetadata, int]:
-        """Return metadata and version, possibly slightly old: sufficient for a compare-and-set.
+        """Return the metadata of a ledger and their version. The result may be slightly old, which suffices for a
+        compare-and-set.
 
         Raises NoSuchLedger, UndecodableNode.
         """
@@ -81,8 +83,11 @@ class LedgerStore:
 
     # docs/protocol.md P34
     async def _closed_or_all(self, ledger: LedgerId, denied: MetadataDenied) -> MetadataDenied | UndecodableNode:
-        """Return the error of a denied read. It concerns this node alone if another user of the store has made the
-        ledger for itself. It concerns all nodes if the login is refused; then nobody may skip ledgers one by one."""
+        """Return the error to raise for a denied read.
+
+        If another user of the store has created the ledger for itself only, the error concerns this node. If the store
+        refuses the login, the error concerns all nodes, and callers must not skip ledgers one by one.
+        """
         try:
             await self._store.get(paths.LAYOUT)
         except (MetadataDenied, NoSuchNode):
@@ -90,13 +95,14 @@ class LedgerStore:
         return UndecodableNode(f"ledger {ledger}: its metadata are closed to our user of the metadata store: {denied}")
 
     async def read_latest(self, ledger: LedgerId) -> tuple[LedgerMetadata, int]:
-        """Return metadata and version at least as of this call, for callers that act on an absence or a state without
-        writing."""
+        """Return the metadata of a ledger and their version, at least as new as this call. For callers that act on
+        an absent ledger or on a state without writing. Raises NoSuchLedger, UndecodableNode."""
         await self._store.sync(paths.ledger(ledger))
         return await self.read(ledger)
 
     async def write(self, metadata: LedgerMetadata, version: int) -> int:
-        """Compare-and-set, and return the new version. Raises VersionConflict, NoSuchLedger, MetadataUnknown."""
+        """Replace the metadata of a ledger if they have this version, and return the new version. Raises
+        VersionConflict, NoSuchLedger, MetadataUnknown."""
         try:
             return await self._store.set(paths.ledger(metadata.ledger), ledger_metadata.encode(metadata), version)
         except NoSuchNode:
@@ -105,11 +111,13 @@ class LedgerStore:
     async def update(
         self, ledger: LedgerId, change: Callable[[LedgerMetadata], LedgerMetadata]
     ) -> tuple[LedgerMetadata, int]:
-        """Store `change(metadata)` by the loop of `kvstore.meta.update`, with its errors and NoSuchLedger."""
+        """Replace the metadata by `change(metadata)`, using the compare-and-set loop of `kvstore.meta.update`.
+        Raises the errors of that loop, and NoSuchLedger."""
         return await update(lambda: self.read(ledger), self.write, change)
 
     async def remove(self, ledger: LedgerId, version: int) -> None:
-        """Delete the metadata. A ledger that is gone already is no error. -1: any version. Raises VersionConflict."""
+        """Delete the metadata of a ledger that has this version; -1 for any version. Succeeds if the ledger does not
+        exist. Raises VersionConflict."""
         path = paths.ledger(ledger)
         await until_known(lambda: self._remove(path, version))
         while (path := paths.parent(path)) != paths.LEDGERS:
@@ -133,8 +141,8 @@ class LedgerStore:
         return sorted([ledger async for page in self.pages() for ledger in page])
 
     async def pages(self) -> AsyncIterator[list[LedgerId]]:
-        """Yield the ids in pages of up to 10,000, so that no more are in memory. Each page is ascending; short ids come
-        first."""
+        """Yield the ids of all ledgers in pages of up to 10,000, which bounds the memory. Each page is ascending;
+        short ids come first."""
         await self._store.sync(paths.LEDGERS)
         trees = [name for name in await self._store.children(paths.LEDGERS) if paths.is_ledger_tree(name)]
         levels = [iter(sorted((paths.join(paths.LEDGERS, name) for name in trees), key=lambda path: (len(path), path)))]

@@ -1,7 +1,7 @@
-"""Logins for the metadata store: user, password, and mechanism.
+"""Logins for the metadata store: user, password and mechanism.
 
-A login is never an option of a command or part of an address: anyone who lists the machine's processes, or reads its
-log, would see it.
+A login is never an option of a command or a part of an address, because anyone who lists the machine's processes or
+reads its log could see it.
 """
 
 from __future__ import annotations
@@ -20,26 +20,29 @@ PREFIX = "KVSTORE_METADATA"
 
 
 class Mechanism(StrEnum):
-    """How ZooKeeper learns the user. etcd has only one way and ignores this."""
+    """How a ZooKeeper server identifies the user. etcd has only one mechanism and ignores this setting."""
 
     DIGEST = "digest"
-    """ZooKeeper's scheme `digest`: anyone who knows user and password is that user. The server keeps no list."""
+    """ZooKeeper's scheme `digest`. The server has no list of users: anyone who knows a user's name and password is
+    that user."""
     SASL = "sasl"
-    """SASL's DIGEST-MD5: the server has a list of users, and refuses others."""
+    """SASL with DIGEST-MD5. The server has a list of users and refuses all others."""
 
 
 class Acl(StrEnum):
     """Permissions on the nodes that a process creates in ZooKeeper (see docs/how-to/secure-the-metadata-store.md)."""
 
     CREATOR = "creator"
-    """Only its own user may read or write the node."""
+    """Only the creator's user may read or write the node."""
     OPEN = "open"
-    """Everyone may. For the way to CREATOR and back, while some processes do not log in yet."""
+    """Every user may read and write the node. Use this while some processes do not log in yet, when you move to
+    CREATOR or back."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetadataLogin:
-    """A user with a password, which its `repr` hides. Raises ValueError for a login that no store accepts."""
+    """A user of the metadata store with a password, which `repr` hides. Raises ValueError for a login that no store
+    accepts."""
 
     user: str
     password: bytes = field(repr=False)
@@ -65,7 +68,8 @@ class MetadataLogin:
 def metadata_login(
     user: str, password_file: Path | None, mechanism: Mechanism, acl: Acl, environ: Mapping[str, str] | None = None
 ) -> MetadataLogin | None:
-    """Return the login that the settings name, else that of the environment, else None. Raises ConfigError."""
+    """Return the login from these settings, or else from the environment, or None if neither names a user. Raises
+    ConfigError."""
     if not user:
         return metadata_login_of_environment(environ)
     if password_file is None:
@@ -76,8 +80,8 @@ def metadata_login(
 
 
 def metadata_login_of_environment(environ: Mapping[str, str] | None = None) -> MetadataLogin | None:
-    """Return the login of KVSTORE_METADATA_USER and …_PASSWORD_FILE or …_PASSWORD; None without a user. Raises
-    ConfigError."""
+    """Return the login from KVSTORE_METADATA_USER and …_PASSWORD_FILE or …_PASSWORD, or None if no user is set.
+    Raises ConfigError."""
     environ = os.environ if environ is None else environ
     found = login_of_environment(environ, PREFIX)
     if found is None:

@@ -1,7 +1,7 @@
-"""Entries of a ledger that were marked as lost. The mark is in the ledger's custom metadata, so that nobody searches
-for copies of them again. Decides only.
+"""Marks entries of a ledger as lost. The mark is in the ledger's custom metadata, so that no process searches again for
+copies of these entries. Decides only.
 
-value := range *("," range)      range := first ["-" last]      ascending, in decimal; both ends included
+    value := range *("," range)      range := first ["-" last]      ascending, in decimal; both ends included
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LOST_KEY = "kvstore-lost"
 
 
 def lost_entries(metadata: LedgerMetadata) -> list[range]:
-    """Return the entries that were marked as lost; none if the mark cannot be read."""
+    """Return the entries that are marked as lost, as ranges; empty if there is no mark or the mark cannot be read."""
     found = []
     for key, value in metadata.custom:
         try:
@@ -29,7 +29,8 @@ def lost_entries(metadata: LedgerMetadata) -> list[range]:
 
 
 def given_up(metadata: LedgerMetadata) -> Callable[[EntryId], bool]:
-    """Return a function that returns True for entries marked as lost. There may be very many of them."""
+    """Return a function that returns True for entries that are marked as lost. It is fast even if very many entries
+    are marked."""
     lost = sorted(lost_entries(metadata), key=lambda part: part.start)
     firsts = [part.start for part in lost]
 
@@ -41,20 +42,20 @@ def given_up(metadata: LedgerMetadata) -> Callable[[EntryId], bool]:
 
 
 def without_lost(metadata: LedgerMetadata, entries: Collection[EntryId]) -> frozenset[EntryId]:
-    """Return the entries that were not marked as lost."""
+    """Return the given entries without the entries that are marked as lost."""
     is_given_up = given_up(metadata)
     return frozenset(each for each in entries if not is_given_up(each))
 
 
 def with_lost(metadata: LedgerMetadata, entries: Iterable[EntryId]) -> LedgerMetadata:
-    """Return the same ledger with exactly these entries marked as lost."""
+    """Return a copy of the ledger's metadata in which exactly these entries are marked as lost."""
     others = tuple((key, value) for key, value in metadata.custom if key != LOST_KEY)
     text = text_of(runs_of(entries))
     return replace(metadata, custom=tuple(sorted((*others, (LOST_KEY, text.encode())))) if text else others)
 
 
 def runs_of(entries: Iterable[EntryId]) -> list[range]:
-    """Return the entries as ranges of neighbours, ascending."""
+    """Return the entries as ascending ranges of consecutive entries."""
     found: list[range] = []
     for entry in sorted(entries):
         if found and found[-1].stop == entry:

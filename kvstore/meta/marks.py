@@ -33,7 +33,7 @@ from kvstore.types import BookieId, LedgerId
 M = TypeVar("M", bound=Message)
 
 LAYOUT = ("BASIC", 1)
-"""The only layout of marks."""
+"""The only layout of marks that exists, by name and version."""
 DELAY_S_MAX = 2**31 - 1
 _DELAY = re.compile(rb"\s*(\d{1,10})\s*")
 
@@ -44,14 +44,14 @@ class LedgerMark:
 
     ledger: LedgerId
     replicas: tuple[BookieId, ...]
-    """Bookies whose copies are missing or damaged. Empty if the mark's bytes cannot be read: any bookie may be
-    meant."""
+    """Bookies whose copies are missing or damaged. If empty, the mark's bytes could not be read, and any bookie may
+    be meant."""
     marked_ms: int
     """Time at which the mark last grew, in milliseconds since 1970; 0 if it is not known."""
     version: int
-    """Version of its node, which `mark_replicated` compares."""
+    """Version of the mark's node. `mark_replicated` compares it."""
     created: int
-    """Creation of its node, which distinguishes it from a later mark of the same ledger."""
+    """Transaction that created the mark's node. It distinguishes this mark from a later mark of the same ledger."""
 
 
 def encode_layout() -> bytes:
@@ -70,7 +70,7 @@ def encode_mark(replicas: Iterable[BookieId], marked_ms: int) -> bytes:
 
 
 def decode_mark(ledger: LedgerId, data: bytes, stat: Stat) -> LedgerMark:
-    """Return a mark. A mark that cannot be read still counts, with the ledger alone."""
+    """Decode the mark of a ledger. A mark that cannot be read still counts; the result then names only the ledger."""
     try:
         message = _parsed(data, UnderreplicatedLedgerFormat(), f"the mark of ledger {ledger}")
     except Corrupted:
@@ -84,7 +84,7 @@ def encode_lock(worker: str) -> bytes:
 
 
 def decode_lock(data: bytes, *, what: str) -> str:
-    """Return the holder. Raises Corrupted."""
+    """Return the name of the worker that holds the lock. Raises Corrupted."""
     return _parsed(data, LockDataFormat(), what).bookieId
 
 
@@ -93,7 +93,7 @@ def encode_vote(candidate: str) -> bytes:
 
 
 def decode_vote(data: bytes, *, what: str) -> str:
-    """Return the candidate. Raises Corrupted."""
+    """Return the name of the candidate. Raises Corrupted."""
     return _parsed(data, AuditorVoteFormat(), what).bookieId
 
 

@@ -1,4 +1,5 @@
-"""The metadata store in memory: a session on a MemoryTree. For tests, and for clusters in one process."""
+"""The in-memory driver of the metadata store: one session on a MemoryTree. For tests, and for clusters in one
+process."""
 
 from __future__ import annotations
 
@@ -77,7 +78,7 @@ class MemoryStore:
         self.expire()
 
     def suspend(self) -> None:
-        """Cut the connection: calls are refused and watches are silent, but ephemerals stay."""
+        """Cut the connection. Calls are refused and watches report nothing, but ephemeral nodes stay."""
         self._change(SessionState.SUSPENDED)
 
     def expire(self) -> None:
@@ -86,7 +87,7 @@ class MemoryStore:
         self._change(SessionState.LOST)
 
     def resume(self) -> None:
-        """Connect again, in a new session if the old one has ended. Every watch is called."""
+        """Reconnect, in a new session if the old one has ended. Calls every watch."""
         if not self.tree.is_open(self._session):
             self._change(SessionState.LOST)
             self._session = self.tree.open_session()
@@ -101,7 +102,8 @@ class MemoryStore:
             self._watches.remove(watch)
 
     async def _turn(self) -> None:
-        """Let other tasks run, as a network call would, then refuse unless connected."""
+        """Let other tasks run, as a network call would. Then raise MetadataUnavailable unless the session is
+        connected."""
         await asyncio.sleep(0)
         if self._state is not SessionState.CONNECTED:
             raise MetadataUnavailable(f"the metadata session is {self._state.name}")
@@ -115,18 +117,18 @@ class MemoryStore:
 
 
 class Generations:
-    """The history of a store whose servers never lose what they acknowledged."""
+    """The history of a store whose servers never lose anything that they have acknowledged."""
 
     def __init__(self, generation: int) -> None:
         self.generation = generation
 
     def trust(self, is_trusted: bool) -> None:
-        """Do nothing: no connection can disqualify a server."""
+        """Do nothing, because no connection can make this store distrust a server."""
 
 
 class _MemoryWatch:
-    """A standing watch on the tree's one-shot watches: it rearms at each event, and coalesces calls that are not
-    delivered yet."""
+    """A standing watch, made of the tree's one-shot watches. It rearms at each event, and merges calls that have not
+    been delivered yet."""
 
     def __init__(self, store: MemoryStore, path: str, changed: Callable[[], None]) -> None:
         self._store, self._path, self._changed = store, path, changed

@@ -11,7 +11,8 @@ from kvstore.meta import paths
 from kvstore.meta.store import Change, Check, Create, Delete, SetData, Stat, check_change_sizes
 
 Observer = Callable[[str, bytes | None, bytes | None], None]
-"""Called for each node that a transaction changed, with path, old data and new data; None is an absent node."""
+"""Called with path, old data and new data for each node that a transaction changed. None means that the node is
+absent."""
 
 
 @dataclass(slots=True)
@@ -22,7 +23,7 @@ class TreeNode:
     modified_ms: int
     version: int = 0
     births: int = 0
-    """Children ever created; numbers the sequential ones."""
+    """Number of children ever created; it numbers sequential children."""
     children: set[str] = field(default_factory=set)
 
     def copy(self) -> TreeNode:
@@ -47,7 +48,7 @@ def find(nodes: dict[str, TreeNode], path: str) -> TreeNode:
 
 
 class MemoryTree:
-    """The server's state: nodes, sessions, one-shot watches."""
+    """The state of the server: nodes, sessions and one-shot watches."""
 
     def __init__(self, wall_ms: Callable[[], int] = lambda: 0) -> None:
         self.observers: list[Observer] = []
@@ -87,8 +88,8 @@ class MemoryTree:
         return sorted(find(self._nodes, path).children)
 
     def apply(self, session: int, changes: Sequence[Change]) -> None:
-        """Make all changes or none. Raises the first change's error, or MetadataUnavailable if the session has
-        ended."""
+        """Make all changes atomically, or none. Raises the error of the first change that failed, or
+        MetadataUnavailable if the session has ended."""
         if session not in self._sessions:
             raise MetadataUnavailable(f"session {session} has ended")
         check_change_sizes(changes)
@@ -110,13 +111,13 @@ class MemoryTree:
         self._watches.setdefault(path, []).append(fire)
 
     def disarm(self, path: str, fire: Callable[[], None]) -> None:
-        """Undo `arm`, if `fire` has not been called yet."""
+        """Undo `arm` if `fire` has not been called yet."""
         armed = self._watches.get(path, [])
         if fire in armed:
             armed.remove(fire)
 
     def paths(self) -> list[str]:
-        """Return every node's path, sorted; for invariants."""
+        """Return the paths of all nodes, sorted, for checks of invariants."""
         return sorted(self._nodes)
 
     def _next_transaction(self) -> int:
@@ -147,9 +148,9 @@ def _same_value(old: TreeNode | None, new: TreeNode | None) -> bool:
 
 
 class Transaction:
-    """Changes on copies of the nodes that they touch; the tree takes the copies when all have succeeded. `nodes` must
-    have the nodes that the changes name, their parents, and the names of their children (kvstore/meta/etcd reads
-    exactly these)."""
+    """A transaction, which changes copies of the nodes that it touches. The tree takes over the copies once all
+    changes have succeeded. `nodes` must contain the nodes that the changes name, their parents, and the names of
+    their children; kvstore/meta/etcd reads exactly these."""
 
     def __init__(self, nodes: dict[str, TreeNode], number: int, *, session: int, now_ms: int) -> None:
         self.touched: dict[str, TreeNode | None] = {}

@@ -1,6 +1,7 @@
-"""Every path in the metadata store, as pure functions. Paths are relative to the chroot of the connection string.
+"""Builds and parses every path in the metadata store, with pure functions. Paths are relative to the chroot of the
+connection string.
 
-Paths below LEDGERS have Apache BookKeeper's names, so that its tools work on our clusters. The others are ours
+Paths below LEDGERS have Apache BookKeeper's names, so that its tools work on our clusters. The other paths are our own
 (docs/reference/formats.md).
 """
 
@@ -43,13 +44,13 @@ HIGH_WATER = "/high-water"
 VERSION = "/version"
 """The cluster version: features that all of its servers support."""
 OLDER_COPY = "/older-copy"
-"""Exists if a node has found that this store is an older copy of itself; says why."""
+"""Exists if a node has found that this store is an older copy of itself. The data give the reason."""
 
 COUNTED = "/counted"
 """Counters of ledger ids in metadata that were moved here by a file."""
 
 SHORT_LEDGER_MAX = 2**31 - 2
-"""Ledger ids up to this one have ten digits in their path, longer ones nineteen."""
+"""Largest ledger id whose path has ten digits. Paths of larger ids have nineteen digits."""
 LEDGER_MAX = 2**63 - 1
 
 _SHORT = re.compile(r"(\d{2})/(\d{4})/L(\d{4})")
@@ -66,8 +67,8 @@ def _digits(number: int, *, groups: tuple[int, ...]) -> list[str]:
 
 
 def ledger(ledger_id: LedgerId) -> str:
-    """Return the path of a ledger's metadata: two, four and four digits, or three and four times four for
-    longer ids."""
+    """Return the path of a ledger's metadata. The id is split into groups of two, four and four digits, or for
+    larger ids into three and four times four digits."""
     if not 0 <= ledger_id <= LEDGER_MAX:
         raise ValueError(f"expected a ledger id from 0 to {LEDGER_MAX}, got {ledger_id}")
     groups = (2, 4, 4) if ledger_id <= SHORT_LEDGER_MAX else (3, 4, 4, 4, 4)
@@ -76,7 +77,7 @@ def ledger(ledger_id: LedgerId) -> str:
 
 
 def ledger_of(path: str) -> LedgerId | None:
-    """Return the ledger whose metadata `path` holds; None for any other path."""
+    """Return the id of the ledger whose metadata are at `path`, or None for any other path."""
     below = path.removeprefix(f"{LEDGERS}/")
     match = _SHORT.fullmatch(below) or _LONG.fullmatch(below)
     if match is None:
@@ -86,13 +87,14 @@ def ledger_of(path: str) -> LedgerId | None:
 
 
 def is_ledger_tree(name: str) -> bool:
-    """Return True if a child of LEDGERS holds ledgers: two digits for short ids, three for long ones."""
+    """Return True if a child of LEDGERS with this name contains ledgers. Such names have two digits for short ids
+    and three for long ids."""
     return re.fullmatch(r"\d{2,3}", name) is not None
 
 
 def mark(ledger_id: LedgerId) -> str:
-    """Return the path of the mark of an under-replicated ledger: its id as four times four hexadecimal digits, then in
-    decimal."""
+    """Return the path of the mark of an under-replicated ledger. It contains the id as four groups of four
+    hexadecimal digits, then in decimal."""
     if not 0 <= ledger_id <= LEDGER_MAX:
         raise ValueError(f"expected a ledger id from 0 to {LEDGER_MAX}, got {ledger_id}")
     digits = f"{ledger_id:016x}"
@@ -100,20 +102,22 @@ def mark(ledger_id: LedgerId) -> str:
 
 
 def marked_of(path: str) -> LedgerId | None:
-    """Return the ledger that the node at `path` marks; None for any other path."""
+    """Return the id of the ledger that the node at `path` marks, or None for any other path."""
     match = _MARK.fullmatch(path.rpartition("/")[2])
     found = LedgerId(int(match.group(1))) if match else None
     return found if found is not None and found <= LEDGER_MAX and mark(found) == path else None
 
 
 def is_marks_page(path: str) -> bool:
-    """Return True if each child of `path` stands for a mark: it is the third of the four groups of digits."""
+    """Return True if each child of `path` stands for one mark, which means that `path` ends with the third of the
+    four groups of digits."""
     return _MARKS_PAGE.fullmatch(path) is not None
 
 
 def marks_of_page(path: str, names: Iterable[str]) -> list[LedgerId]:
-    """Return the ledgers whose marks are below the children `names` of `path`, without reading the children: the four
-    groups of digits are the ledger id. Empty if `path` is not the third of the four."""
+    """Return the ids of the ledgers whose marks are below the children `names` of `path`, without reading the
+    children. The four groups of digits form the ledger id. Returns an empty list if `path` does not end with the
+    third group."""
     page = _MARKS_PAGE.fullmatch(path)
     if page is None:
         return []
@@ -122,7 +126,7 @@ def marks_of_page(path: str, names: Iterable[str]) -> list[LedgerId]:
 
 
 def mark_lock(ledger_id: LedgerId) -> str:
-    """Return the lock node of the worker that repairs a marked ledger."""
+    """Return the path of the lock that a worker holds while it repairs a marked ledger."""
     return f"{MARK_LOCKS}/urL{ledger_id:010d}"
 
 
@@ -139,14 +143,14 @@ def cookie(bookie: BookieId) -> str:
 
 
 def age(bookie: BookieId) -> str:
-    """Return the path of the count that rises while the bookie stores entries. Directories that are behind it are a
-    copy."""
+    """Return the path of the bookie's age, a count that rises while the bookie stores entries. Directories with a
+    lower count are a copy."""
     return f"{AGES}/{bookie}"
 
 
 def high_water(node: str) -> str:
-    """Return the path of the count that only this node raises. Metadata with a lower count than a confirmed one are an
-    older copy."""
+    """Return the path of a node's high-water mark, a count that only this node raises. Metadata with a lower count
+    than a confirmed one are an older copy."""
     return f"{HIGH_WATER}/{node}"
 
 
@@ -159,22 +163,22 @@ def partition(partition_id: PartitionId) -> str:
 
 
 def kept_log(partition_id: PartitionId) -> str:
-    """Return the list of the ledgers of a partition that has left the ring, for readers of its feed."""
+    """Return the path of the ledger list of a partition that has left the ring. Readers of its feed use the list."""
     return f"{KEPT}/{partition_id}"
 
 
 def partition_log(partition_id: PartitionId) -> str:
-    """Return the list of the partition's ledgers."""
+    """Return the path of the partition's list of ledgers."""
     return f"{PARTITIONS}/{partition_id}/log"
 
 
 def partition_away(partition_id: PartitionId) -> str:
-    """Return the record of how long the partition's replicas have been away."""
+    """Return the path of the record of how long the partition's replicas have been away."""
     return f"{PARTITIONS}/{partition_id}/away"
 
 
 def partition_term(partition_id: PartitionId) -> str:
-    """Return the node whose version rises with every leader."""
+    """Return the path of the partition's term, a node whose version rises with every new leader."""
     return f"{PARTITIONS}/{partition_id}/term"
 
 
@@ -183,7 +187,8 @@ def partition_leader(partition_id: PartitionId) -> str:
 
 
 def partition_trusted(partition_id: PartitionId) -> str:
-    """Return the node in which an operator declares which state is right when replicas differ."""
+    """Return the path of the node in which an operator declares which state is right if the partition's replicas
+    differ."""
     return f"{PARTITIONS}/{partition_id}/trusted"
 
 
@@ -218,7 +223,7 @@ def join(directory: str, name: str) -> str:
 
 
 def check(path: str) -> None:
-    """Raise ValueError unless `path` is absolute, without empty parts, dots or a slash at its end."""
+    """Raise ValueError unless `path` is absolute and has no empty parts, no dots as parts and no slash at its end."""
     first, *parts = path.split("/")
     if path != "/" and (first or not parts or any(part in ("", ".", "..") or "\0" in part for part in parts)):
         raise ValueError(f"expected an absolute path like /a/b, got {path!r}")

@@ -1,8 +1,8 @@
-"""The racks of bookies where Apache Pulsar reads them: the node /bookies of Pulsar's metadata store, in its format.
+"""Writes the racks of bookies for Apache Pulsar, which reads them from the node /bookies of its own metadata store:
 
     {"GROUP": {"BOOKIE ID": {"rack": "/RACK", "hostname": "HOST:PORT"}}}
 
-Pulsar finds a bookie's entry by its id and applies the rack to every bookie of its host. A bookie without an entry is
+Pulsar finds a bookie's entry by its id and applies the rack to every bookie of the host. A bookie without an entry is
 in Pulsar's default rack.
 """
 
@@ -22,7 +22,7 @@ from kvstore.types import BookieId
 
 PATH = "/bookies"
 GROUP = "default"
-"""Group of new entries. Pulsar's isolation policies choose bookies by group."""
+"""The group of new entries. Pulsar's isolation policies choose bookies by group."""
 _ABSENT = -1
 
 Document = dict[str, dict[str, dict[str, object]]]
@@ -30,10 +30,10 @@ Document = dict[str, dict[str, dict[str, object]]]
 
 
 def with_zones(found: Document, bookies: RegisteredBookies) -> Document:
-    """Return the document with the zone of every registered bookie that has one as its rack. Pure.
+    """Return the document with each registered bookie's zone as its rack, for the bookies that have a zone. Pure.
 
-    Drops entries of ids that are not registered at the address of such a bookie: a bookie whose disk was replaced has
-    another id. All other entries stay as they are.
+    Drops the entries of ids that are no longer registered at the address of such a bookie, because a bookie whose disk
+    was replaced has a new id. All other entries stay as they are.
     """
     zones = {bookie: zone for bookie, zone in bookies.zones.items() if zone and bookie in bookies.all}
     taken = {bookies.all[bookie] for bookie in zones}
@@ -51,7 +51,8 @@ def with_zones(found: Document, bookies: RegisteredBookies) -> Document:
 
 
 def shared_hosts(bookies: RegisteredBookies) -> dict[str, list[BookieId]]:
-    """Return the hosts whose bookies are in different zones, with these bookies: Pulsar applies one rack to a host."""
+    """Return each host whose bookies are in different zones, with these bookies. Pulsar can apply only one rack to a
+    host."""
     by_host: dict[str, list[BookieId]] = {}
     for bookie, address in sorted(bookies.all.items()):
         by_host.setdefault(address.rpartition(":")[0], []).append(bookie)
@@ -61,18 +62,18 @@ def shared_hosts(bookies: RegisteredBookies) -> dict[str, list[BookieId]]:
 
 
 class PulsarRacks:
-    """The node of racks. `store` is Pulsar's metadata store, with Pulsar's chroot. Calls raise MetadataUnavailable or
-    MetadataUnknown besides what they name."""
+    """Reads and writes the node of racks. `store` is Pulsar's metadata store, with Pulsar's chroot. Calls raise
+    MetadataUnavailable or MetadataUnknown in addition to the errors that they name."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
 
     async def read(self) -> Document:
-        """Raises UndecodableNode."""
+        """Return the document; empty if Pulsar has none. Raises UndecodableNode."""
         return (await self._read())[0]
 
     async def write_zones(self, bookies: RegisteredBookies) -> Document:
-        """Store the bookies' zones, and return the document. Raises UndecodableNode, VersionConflict."""
+        """Store the bookies' zones as racks, and return the new document. Raises UndecodableNode, VersionConflict."""
         document, _ = await update(self._read, self._write, lambda found: with_zones(found, bookies))
         return document
 

@@ -1,5 +1,5 @@
-"""The settings of auto-recovery, shared by all nodes, in Apache BookKeeper's layout: whether it is on, the delay before
-a lost bookie is replaced, and the times of the last checks."""
+"""The settings of auto-recovery, which all nodes share, in Apache BookKeeper's layout: whether auto-recovery is on,
+the delay before a lost bookie is replaced, and the times of the last checks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ATTEMPTS_MAX = 16
 
 
 class CheckKind(StrEnum):
-    """The auditor's periodic checks. The value is the node with the time of the last completed one."""
+    """The auditor's periodic checks. The value is the name of the node with the time of the last completed check."""
 
     ENTRIES = "checkallledgersctime"
     PLACEMENT = "placementpolicycheckctime"
@@ -24,7 +24,8 @@ class CheckKind(StrEnum):
 
 
 class RecoverySettings:
-    """Calls raise MetadataUnavailable or MetadataUnknown besides what they name."""
+    """Reads and changes the settings of auto-recovery. Calls raise MetadataUnavailable or MetadataUnknown in
+    addition to the errors that they name."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
@@ -50,17 +51,18 @@ class RecoverySettings:
         return self._store.watch(paths.RECOVERY_DISABLED, changed)
 
     async def lost_bookie_delay_s(self) -> int | None:
-        """Return the time after which an absent bookie counts as lost, in seconds; None if it is not set. Raises
+        """Return the seconds after which an absent bookie counts as lost, or None if the delay is not set. Raises
         UndecodableNode."""
         data = await self._data_or_none(paths.LOST_BOOKIE_DELAY)
         return None if data is None else _decoded(marks.decode_delay, data, paths.LOST_BOOKIE_DELAY)
 
     async def set_lost_bookie_delay_s(self, seconds: int) -> None:
-        """Set the delay. Raises ValueError if it is negative or larger than Apache's tools can read."""
+        """Set the seconds after which an absent bookie counts as lost. Raises ValueError if the delay is negative or
+        larger than Apache's tools can read."""
         await self._put(paths.LOST_BOOKIE_DELAY, marks.encode_delay(seconds))
 
     async def initialise_lost_bookie_delay_s(self, seconds: int) -> None:
-        """Set the delay if it is not set yet."""
+        """Set the delay to `seconds` unless it is already set."""
         data = marks.encode_delay(seconds)
 
         async def create() -> None:
@@ -75,11 +77,11 @@ class RecoverySettings:
         return self._store.watch(paths.LOST_BOOKIE_DELAY, changed)
 
     async def set_checked(self, kind: CheckKind, now_ms: int) -> None:
-        """Record the time of a completed check."""
+        """Record that a check was completed at `now_ms`, in milliseconds since 1970."""
         await self._put(paths.join(paths.UNDERREPLICATION, kind), marks.encode_checked(now_ms))
 
     async def checked_ms(self, kind: CheckKind) -> int | None:
-        """Return the time of the last completed check in milliseconds since 1970; None if there was none. Raises
+        """Return the time of the last completed check in milliseconds since 1970, or None if there was none. Raises
         UndecodableNode."""
         path = paths.join(paths.UNDERREPLICATION, kind)
         data = await self._data_or_none(path)
@@ -93,7 +95,7 @@ class RecoverySettings:
             return None
 
     async def _put(self, path: str, data: bytes) -> None:
-        """Make the node hold `data`, whatever it held: the last write wins."""
+        """Write `data` to the node, whatever its version: the last write wins."""
         await until_known(lambda: self._put_once(path, data))
 
     async def _put_once(self, path: str, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""The list of bookies: registration by the bookies themselves, and the view that clients have of them."""
+"""The list of bookies: bookies register themselves, and clients read the registrations."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from kvstore.meta.store import MetadataStore, Watch
 from kvstore.types import BookieId
 
 REGISTER_ATTEMPTS_MAX = 50
-"""Maximum number of attempts, RETRY_S apart: longer than a session, so that the registration of a dead predecessor
-elsewhere has expired."""
+"""Maximum number of attempts to register, RETRY_S apart. They take longer than a session, so the registration of a
+dead predecessor on another machine has expired by then."""
 
 
 class BookieRegistration:
-    """One bookie's registration, kept in place over lost sessions from `start` until its nursery ends."""
+    """The registration of one bookie. It is kept in place, even if sessions are lost, from `start` until the nursery
+    ends."""
 
     def __init__(self, store: MetadataStore, bookie: BookieId, address: str, zone: str = "") -> None:
         check_bookie_id(bookie)
@@ -41,7 +42,8 @@ class BookieRegistration:
         self._readonly = KeptEphemeral(store, paths.readonly(bookie), is_our_former=is_former)
 
     async def start(self, nursery: Nursery, *, readonly: bool = False) -> None:
-        """Register. Raises NodeExists if another live process holds this id, MetadataUnavailable, MetadataUnknown."""
+        """Register as a writable or read-only bookie. Raises NodeExists if another live process has this id,
+        MetadataUnavailable, MetadataUnknown."""
         self._is_readonly = readonly
         for attempt in range(REGISTER_ATTEMPTS_MAX):
             try:
@@ -56,9 +58,9 @@ class BookieRegistration:
         nursery.spawn(self._finish_moves(), name="bookie registration")
 
     async def set_readonly(self, readonly: bool) -> None:
-        """Move between the writable and the read-only bookies.
+        """Move the registration between the writable and the read-only bookies.
 
-        On an error of the store the move stays pending, and is made when the store can be reached.
+        If the store raises an error, the move stays pending and is made once the store can be reached.
         """
         self._is_readonly = readonly
         try:
@@ -68,13 +70,15 @@ class BookieRegistration:
             raise
 
     async def stop(self) -> None:
-        """Withdraw both registrations. Errors of the store are raised; the end of the session has the same effect."""
+        """Remove the bookie's registrations. Errors of the store are raised and may be ignored, because the end of
+        the session also removes the registrations."""
         await self._available.publish(None)
         await self._readonly.publish(None)
 
     async def _move(self) -> None:
-        """Register in the new place, then withdraw from the old one: in between the bookie is in both, never in
-        neither. Moves are serialized, because two could each remove what the other has placed."""
+        """Register in the new place, then withdraw from the old one. So the bookie is always in at least one place.
+        Moves are serialized, because each of two concurrent moves could remove the registration that the other has
+        made."""
         async with self._turn:
             there, here = (self._readonly, self._available) if self._is_readonly else (self._available, self._readonly)
             await there.publish(self._info)
@@ -90,12 +94,12 @@ class BookieRegistration:
 
 
 class RegisteredBookies(NamedTuple):
-    """The registered bookies at one moment, with the `host:port` of each."""
+    """The registered bookies at one moment, each with its `host:port`."""
 
     writable: dict[BookieId, str]
     readonly: dict[BookieId, str]
     zones: Mapping[BookieId, str] = MappingProxyType({})
-    """Zones of the bookies that name one."""
+    """Zone of each bookie whose registration names one."""
 
     @property
     def all(self) -> dict[BookieId, str]:
@@ -103,13 +107,14 @@ class RegisteredBookies(NamedTuple):
 
 
 class RegistrationClient:
-    """Reads which bookies are registered. For a view that is kept up to date see `kvstore.meta.bookies`."""
+    """Reads which bookies are registered. `kvstore.meta.bookies` offers a view that is kept up to date."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
 
     async def bookies(self) -> RegisteredBookies:
-        """Return the complete set. Raises MetadataUnavailable, or MetadataUnknown (harmless: nothing was written)."""
+        """Return all registered bookies. Raises MetadataUnavailable or MetadataUnknown; neither does harm, because
+        nothing is written."""
         zones: dict[BookieId, str] = {}
         writable = await self._registered(paths.AVAILABLE, zones)
         readonly = await self._registered(paths.READONLY, zones)
@@ -118,14 +123,14 @@ class RegistrationClient:
         return RegisteredBookies(writable, readonly, zones)
 
     async def names(self) -> frozenset[BookieId]:
-        """Return every registered bookie, also bookies whose address this build cannot decode."""
+        """Return the ids of all registered bookies, including bookies whose address this build cannot decode."""
         return frozenset().union(*await self.names_by_state())
 
     async def names_by_state(self) -> tuple[frozenset[BookieId], frozenset[BookieId]]:
-        """Return the writable and the read-only bookies at this moment, without reading their addresses.
+        """Return the ids of the writable and of the read-only bookies, without reading their addresses.
 
-        A bookie that changes its state meanwhile is in one of the two sets: the writable bookies are read before and
-        after the read-only bookies.
+        The writable bookies are read before and after the read-only ones, so a bookie that changes its state meanwhile
+        is in one of the two sets.
         """
         await self._store.sync(paths.AVAILABLE)
         before = await self._names(paths.AVAILABLE)
@@ -142,8 +147,8 @@ class RegistrationClient:
     async def _registered(
         self, directory: str, zones: dict[BookieId, str], *, besides: Container[BookieId] = ()
     ) -> dict[BookieId, str]:
-        """Return the addresses of bookies that are not in `besides`. Adds the zones of those that name one to
-        `zones`."""
+        """Return the addresses of the bookies in a directory, except for those in `besides`. Adds the zones that
+        they name to `zones`."""
         try:
             names = await self._store.children(directory)
         except NoSuchNode:
@@ -162,7 +167,8 @@ class RegistrationClient:
         return found
 
     async def _info(self, path: str) -> tuple[str, str] | None:
-        """Return address and zone; None if the bookie has gone meanwhile, or names no address that we understand."""
+        """Return the address and the zone of a bookie, or None if the bookie has gone meanwhile or has no address
+        that this build understands."""
         with suppress(NoSuchNode, Corrupted):
             data, _ = await self._store.get(path)
             bookie = BookieId(path.rpartition("/")[2])

@@ -1,5 +1,5 @@
-"""The address and the zone of a bookie, as the bytes of its registration. A bookie's id contains neither.
-Decides only."""
+"""Encodes and decodes a bookie's registration, which contains its address and its zone. A bookie's id contains
+neither. Decides only."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_bookie_id(bookie: BookieId) -> None:
 
 
 def encode_service_info(address: str, zone: str = "") -> bytes:
-    """Return the registration of a bookie that listens on `address` (`host:port`), in `zone` if that is known."""
+    """Encode the registration of a bookie that listens on `address` (`host:port`). An empty `zone` is omitted."""
     host, _, port = address.rpartition(":")
     info = BookieServiceInfoFormat()
     info.endpoints.add(id=_ENDPOINT, port=int(port), host=host.strip("[]"), protocol=_PROTOCOL)
@@ -38,8 +38,8 @@ def encode_service_info(address: str, zone: str = "") -> bytes:
 
 
 def decode_service_info(bookie: BookieId, data: bytes) -> str | None:
-    """Return the bookie's `host:port`; None if it names no valid one. An empty registration means that the id itself is
-    the address.
+    """Return the bookie's `host:port`, or None if the registration has no valid address. An empty registration means
+    that the id is the address.
 
     Raises Corrupted if the bytes are not a registration.
     """
@@ -53,7 +53,8 @@ def decode_service_info(bookie: BookieId, data: bytes) -> str | None:
 
 
 def decode_zone(bookie: BookieId, data: bytes) -> str:
-    """Return the zone that the bookie's registration names; empty if it names none. Raises Corrupted as above."""
+    """Return the zone in the bookie's registration, or an empty string if it names none. Raises Corrupted if the
+    bytes are not a registration."""
     return _parsed(bookie, data).properties.get(_ZONE, "")
 
 

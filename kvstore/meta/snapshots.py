@@ -1,7 +1,7 @@
-"""The cluster's record of its snapshots, one node each under /snapshots, so that servers can report the age of the last
-one.
+"""The cluster's records of its snapshots. Each record is a node under /snapshots, so that servers can report the age of
+the last snapshot.
 
-The snapshots themselves are elsewhere, and can be read without a cluster.
+The snapshots themselves are stored elsewhere and can be read without a cluster.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kvstore.meta.store import MetadataStore, ensure_path
 from kvstore.meta.update import until_known
 
 KEPT_MAX = 100
-"""Maximum number of records. Recording another one deletes the oldest."""
+"""Maximum number of records. When the limit is reached, recording a snapshot deletes the oldest record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,12 +25,12 @@ class SnapshotRecord:
     kind: str
     parent: str | None
     started_ms: int
-    """Time before which everything acknowledged is in the snapshot, in milliseconds since 1970."""
+    """Time in milliseconds since 1970. Everything that was acknowledged before it is in the snapshot."""
     ended_ms: int
     rows: int
     size_bytes: int
     where: str
-    """Directory, as the job that took the snapshot names it."""
+    """Directory of the snapshot, as the job that took the snapshot names it."""
 
 
 async def record_snapshot(store: MetadataStore, snapshot: str, record: SnapshotRecord) -> None:
@@ -51,7 +51,7 @@ async def record_snapshot(store: MetadataStore, snapshot: str, record: SnapshotR
 
 
 async def forget_snapshot(store: MetadataStore, snapshot: str) -> None:
-    """Delete a record. Idempotent. Raises MetadataError."""
+    """Delete the record of a snapshot. Idempotent. Raises MetadataError."""
 
     async def delete() -> None:
         try:
@@ -63,7 +63,8 @@ async def forget_snapshot(store: MetadataStore, snapshot: str) -> None:
 
 
 async def last_snapshot_or_none(store: MetadataStore) -> SnapshotRecord | None:
-    """Return the snapshot that was started last; None if there is none. Raises MetadataError."""
+    """Return the record of the most recently started snapshot, or None if there are no records. Raises
+    MetadataError."""
     try:
         names = await store.children(paths.SNAPSHOTS)
     except NoSuchNode:

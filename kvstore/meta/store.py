@@ -1,10 +1,10 @@
-"""The metadata store: a small tree of versioned values with ephemerals, transactions and watches. One interface,
-several drivers.
+"""The interface of the metadata store: a small tree of versioned nodes with ephemeral nodes, transactions and watches.
+Several drivers implement it.
 
-Semantics are ZooKeeper's. Every write names a version. A watch is only a hint: its caller reads again, and also every
-10 s if correctness depends on it. Calls raise MetadataUnavailable unless the session is CONNECTED. A call whose
-connection broke while it was in flight raises MetadataUnknown, and its caller reads again to learn the outcome. A call
-whose caller was cancelled is carried out before later calls of the session, or never.
+The semantics are ZooKeeper's. Every write names the version that it expects. A watch is only a hint: its caller reads
+again, and also reads every 10 s if correctness depends on the value. Calls raise MetadataUnavailable unless the session
+is CONNECTED. A call whose connection broke while the call was in flight raises MetadataUnknown; the caller reads again
+to learn the outcome. A call whose caller was cancelled is carried out before later calls of the session, or never.
 """
 
 from __future__ import annotations
@@ -17,29 +17,30 @@ from typing import NamedTuple, Protocol
 from kvstore.errors import MetadataError, NodeExists
 
 DATA_BYTES_MAX = 1_000_000
-"""Maximum bytes of paths and data in one call. ZooKeeper breaks the connection at 2^20 bytes; drivers refuse before
-that with MetadataError."""
+"""Maximum bytes of the paths and data in one call. A ZooKeeper server breaks the connection at 2^20 bytes; drivers
+refuse such calls earlier, with MetadataError."""
 
 
 class Stat(NamedTuple):
-    """A node's version and times."""
+    """The version, the owner and the times of a node."""
 
     version: int
-    """Rises by one with each set; starts at 0."""
+    """Number of sets since the node was created; starts at 0."""
     created: int
-    """Transaction that created the node (czxid). Distinguishes it from a later node with the same path."""
+    """Id of the transaction that created the node (czxid). It distinguishes the node from a later node with the same
+    path."""
     owner: int
-    """Session id of an ephemeral's owner; 0 if persistent."""
+    """Session id of the owner if the node is ephemeral; 0 if it is persistent."""
     modified_ms: int
-    """Wall clock of the last change, in milliseconds."""
+    """Wall-clock time of the last change, in milliseconds since 1970."""
 
 
 class SessionState(Enum):
     CONNECTED = auto()
     SUSPENDED = auto()
-    """The connection is lost; ephemerals exist until the session expires."""
+    """The connection is lost. Ephemeral nodes exist until the session expires."""
     LOST = auto()
-    """The session has expired: its ephemerals are gone, or will be. A new session is being made."""
+    """The session has expired. Its ephemeral nodes are deleted now or soon. The driver is creating a new session."""
     OLDER = auto()
     """Connected to an older copy of the metadata, which is neither read nor written (docs/protocol.md B29)."""
 
@@ -56,48 +57,49 @@ class SetData:
     path: str
     data: bytes
     version: int
-    """-1: any version. Only where nothing that another process writes can be lost."""
+    """Expected version; -1 for any. Use -1 only if the write cannot overwrite anything that another process has
+    written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delete:
     path: str
     version: int
-    """-1: any version. Only for nodes that no other process changes."""
+    """Expected version; -1 for any. Use -1 only for nodes that no other process changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
     path: str
     version: int
-    """-1: the node must only exist."""
+    """Expected version; -1 if the node only has to exist."""
 
 
 Change = Create | SetData | Delete | Check
 
 
 class Watch(Protocol):
-    """A standing watch of a path. The driver rearms it over reconnects and new sessions."""
+    """A standing watch of a path. The driver renews it after reconnects and in new sessions."""
 
     def close(self) -> None: ...
 
 
 class MetadataHistory(Protocol):
-    """The store's history, as far as a driver knows it from all of its connections."""
+    """The knowledge of a driver about the store's history, from all of its connections."""
 
     generation: int
-    """Number of connections so far, including the current one. A call is sent on the connection that was present when
-    the call was made, or refused with MetadataUnavailable."""
+    """Number of connections so far, including the current one. A call is sent on the connection that was current
+    when the call was made; otherwise it is refused with MetadataUnavailable."""
 
     def trust(self, is_trusted: bool) -> None:
-        """Record whether the present connection leads to the store's history, as it does by default. A driver refuses
-        servers that know less of the history than trusted connections have reported."""
+        """Record whether the current connection leads to the store's own history, which is the default. A driver
+        refuses servers that know less of the history than trusted connections have reported."""
         ...
 
 
 class MetadataStore(Protocol):
-    """One session with the store. All coroutine methods raise MetadataUnavailable or MetadataUnknown besides what they
-    name."""
+    """One session with the metadata store. All coroutine methods may raise MetadataUnavailable and MetadataUnknown
+    in addition to the errors that they name."""
 
     history: MetadataHistory
 
@@ -106,11 +108,12 @@ class MetadataStore(Protocol):
 
     @property
     def session(self) -> int:
-        """Id of the current session, equal to `Stat.owner` of this process's ephemerals; 0 while there is none."""
+        """Id of the current session, or 0 if there is none. `Stat.owner` of this process's ephemeral nodes is equal
+        to it."""
         ...
 
     async def get(self, path: str) -> tuple[bytes, Stat]:
-        """Return data and stat of a node. Raises NoSuchNode."""
+        """Return the data and the stat of a node. Raises NoSuchNode."""
         ...
 
     async def children(self, path: str) -> list[str]:
@@ -118,43 +121,48 @@ class MetadataStore(Protocol):
         ...
 
     async def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequential: bool = False) -> str:
-        """Create a node and return its path (with ten digits appended if `sequential`). Raises NodeExists, NoSuchNode
-        (parent)."""
+        """Create a node and return its path. `sequential` appends a counter of ten digits to the path. `ephemeral`
+        makes the node exist only as long as this session. Raises NodeExists, or NoSuchNode if the parent does not
+        exist."""
         ...
 
     async def set(self, path: str, data: bytes, version: int) -> int:
-        """Compare-and-set, and return the new version. Raises VersionConflict, NoSuchNode."""
+        """Replace the data of a node if the node has this version, and return the new version. Raises
+        VersionConflict, NoSuchNode."""
         ...
 
     async def delete(self, path: str, version: int) -> None:
-        """Delete a node. Raises VersionConflict, NoSuchNode, NotEmpty."""
+        """Delete a node if it has this version. Raises VersionConflict, NoSuchNode, or NotEmpty if the node has
+        children."""
         ...
 
     async def multi(self, changes: Sequence[Change]) -> None:
-        """Make all changes or none. Raises the error of the first change that failed."""
+        """Make all changes atomically. If one of them fails, make none and raise the error of the first that failed."""
         ...
 
     async def sync(self, path: str) -> None:
-        """Make later reads of this session see at least what was committed before this call."""
+        """Wait until later reads of this session see at least everything that was committed before this call."""
         ...
 
     def watch(self, path: str, changed: Callable[[], None]) -> Watch:
-        """Call `changed` on the event loop soon after `path` or the set of its children may have changed, and after
-        each reconnect. The path need not exist. Watch first, then read: only changes after that read are certain to be
-        reported."""
+        """Call `changed` on the event loop soon after the node at `path` or the set of its children may have changed,
+        and after each reconnect. The path need not exist.
+
+        Watch first, then read: only changes after that read are certain to be reported.
+        """
         ...
 
     def on_state(self, listener: Callable[[SessionState], None]) -> None:
-        """Call `listener` on the event loop at each change of the session's state."""
+        """Call `listener` on the event loop whenever the state of the session changes."""
         ...
 
     async def close(self) -> None:
-        """End the session, which deletes its ephemerals."""
+        """End the session, which deletes its ephemeral nodes."""
         ...
 
 
 async def ensure_path(store: MetadataStore, path: str) -> None:
-    """Create `path` and its parents as empty persistent nodes where they are absent."""
+    """Create `path` and its missing parents as empty persistent nodes. Idempotent."""
     parts = path.strip("/").split("/")
     for count in range(1, len(parts) + 1):
         try:
@@ -164,8 +172,8 @@ async def ensure_path(store: MetadataStore, path: str) -> None:
 
 
 def check_change_sizes(changes: Sequence[Change]) -> None:
-    """Raise MetadataError if one call carries more than a ZooKeeper server accepts, which would break the
-    connection."""
+    """Raise MetadataError if the changes of one call together exceed DATA_BYTES_MAX, because a ZooKeeper server
+    would break the connection."""
     total = sum(len(change.path) + len(change.data) for change in changes if isinstance(change, Create | SetData))
     if total > DATA_BYTES_MAX:
         raise MetadataError(f"{changes[0].path}: {total} bytes in one call, at most {DATA_BYTES_MAX}")

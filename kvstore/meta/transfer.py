@@ -1,4 +1,4 @@
-"""Moves a cluster's metadata from one metadata store to another by a file, while no node runs."""
+"""Moves a cluster's metadata from one metadata store to another with a file, while no node of the cluster runs."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from kvstore.meta.ledger_ids import LedgerIdGenerator, counter_above, counts_by_
 from kvstore.meta.store import Create, MetadataStore
 
 BATCH_NODES = 30
-"""Nodes created at once. etcd takes 128 operations in a transaction, and a node needs at most three."""
+"""Number of nodes that one transaction creates. etcd allows 128 operations in a transaction, and a node needs at
+most three."""
 BATCH_BYTES = 500_000
 ZOOKEEPERS_OWN = "/zookeeper"
 
 
 async def export(store: MetadataStore) -> tuple[dict[str, bytes], str]:
-    """Return the cluster's persistent nodes, including one that records its counter of ledger ids, and its instance id.
-    Takes one ledger id, because the counter cannot be read otherwise.
+    """Return the cluster's persistent nodes by path, and its instance id. The nodes include one that records the
+    counter of ledger ids. Uses up one ledger id, because the counter can only be read by raising it.
 
-    Raises ConfigError if there is no cluster, or if it is in use: an ephemeral node belongs to a process, which may
-    change anything. Raises MetadataError if the metadata changed nevertheless.
+    Raises ConfigError if there is no cluster, or if an ephemeral node shows that the cluster is in use, because the
+    process that owns the node may change anything. Raises MetadataError if the metadata changed during the export.
     """
     instance = await LayoutStore(store).instance_id()
     counted_to = await LedgerIdGenerator(store).next_id()  # before the read: a later ledger has a later id
@@ -32,11 +33,12 @@ async def export(store: MetadataStore) -> tuple[dict[str, bytes], str]:
 
 
 async def restore(store: MetadataStore, nodes: Mapping[str, bytes], instance: str) -> None:
-    """Create the nodes in an empty store. Raises ConfigError if it is not empty, MetadataError if the result differs
-    from the nodes.
+    """Create the nodes in an empty store. Raises ConfigError if the store is not empty, MetadataError if the result
+    differs from the nodes.
 
-    The node that makes it a cluster comes last, so that no node starts on incomplete metadata. Counters of ids do not
-    move with the nodes. Therefore ledgers get ids from a new range, and the former counter is recorded.
+    The node that makes the store a cluster is created last, so that no server starts on incomplete metadata. Counters
+    of ids do not move with the nodes. Therefore new ledgers get ids from a new range, and the former counter is
+    recorded.
     """
     there = [path for path in await _children(store, "/") if path != ZOOKEEPERS_OWN]
     if there:
@@ -52,7 +54,7 @@ async def restore(store: MetadataStore, nodes: Mapping[str, bytes], instance: st
 
 
 async def _nodes_at_rest(store: MetadataStore) -> dict[str, bytes]:
-    """Return all nodes by path. Raises ConfigError for an ephemeral one."""
+    """Return the data of all nodes by path. Raises ConfigError if there is an ephemeral node."""
     await store.sync("/")
     found: dict[str, bytes] = {}
     left = await _children(store, "/")

@@ -1,5 +1,6 @@
-"""The under-replicated ledgers, and which worker repairs which. Apache BookKeeper's layout, so that its shell and its
-auto-recovery work beside ours. Settings of auto-recovery are in `recovery_settings.py`."""
+"""The marks of under-replicated ledgers, and the locks of the workers that repair them. The layout is Apache
+BookKeeper's, so that Apache's shell and auto-recovery work beside ours. `recovery_settings.py` has the settings of
+auto-recovery."""
 
 from __future__ import annotations
 
@@ -24,27 +25,30 @@ from kvstore.types import BookieId, LedgerId
 
 _ATTEMPTS_MAX = 16
 _STEP = 1_000
-"""Ledgers processed between two turns of the event loop."""
+"""Number of ledgers that are processed between two turns of the event loop."""
 
 
 class MarkLock:
-    """The right to repair one marked ledger, until it is released or the session ends."""
+    """The right to repair one marked ledger. It lasts until it is released or the session ends."""
 
     def __init__(self, store: MetadataStore, mark: LedgerMark, session: int) -> None:
         self.mark = mark
-        """The mark as it was once the lock was held."""
+        """The mark as read after the lock was taken."""
         self._store, self._session = store, session
 
     @property
     def is_held(self) -> bool:
-        """True if the session that holds the lock lasts, as far as is known here. Check before each write that the lock
-        covers."""
+        """True if the session that holds the lock is not known to have ended. Check this before each write that the
+        lock protects."""
         return self._store.state is SessionState.CONNECTED and self._store.session == self._session
 
     # docs/protocol.md A2
     async def release(self) -> None:
-        """Release the lock; a lock that is gone is no error. After the session's end an existing lock belongs to
-        another worker and stays. If this raises, the session and its lock may last: call again."""
+        """Release the lock. Succeeds if the lock no longer exists. After the session has ended, an existing lock
+        belongs to another worker and stays.
+
+        If this call raises an error, the session and its lock may still exist: call again.
+        """
         await until_known(self._delete)
 
     async def _delete(self) -> None:
@@ -56,14 +60,15 @@ class MarkLock:
 
 
 class Underreplication:
-    """Every mark and lock. Calls raise MetadataUnavailable or MetadataUnknown besides what they name."""
+    """Reads and changes all marks and locks. Calls raise MetadataUnavailable or MetadataUnknown in addition to the
+    errors that they name."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
 
     async def ensure(self) -> None:
-        """Create the nodes that Apache's tools and we expect. Idempotent. Raises ConfigError for an unknown layout of
-        marks."""
+        """Create the parent nodes that Apache's tools and this class expect. Idempotent. Raises ConfigError if the
+        layout of marks is unknown."""
         await until_known(self._ensure)
 
     async def _ensure(self) -> None:
@@ -85,9 +90,9 @@ class Underreplication:
     async def mark(self, ledger: LedgerId, missing: Iterable[BookieId], now_ms: int, *, rewrite: bool = False) -> bool:
         """Add `missing` to the bookies in the ledger's mark, and return True if that changed the mark.
 
-        `rewrite`: write the mark even if it names all of them already, because new damage was found. Then a worker that
-        is repairing the ledger, and may have passed that place, does not remove the mark. Raises VersionConflict if
-        other writers were always first.
+        With `rewrite`, write the mark even if it already names all of these bookies, because new damage was found. Then
+        a worker that is repairing the ledger, and may have passed the damaged entries, does not remove the mark. Raises
+        VersionConflict if other writers were first at every attempt.
         """
         wanted = sorted(set(missing))
         await self._store.sync(paths.MARKS)  # a mark that is only cached, and was removed, must not count
@@ -123,7 +128,7 @@ class Underreplication:
         raise MetadataError(f"{path}: its parent nodes vanish as fast as they are made")
 
     async def get(self, ledger: LedgerId) -> LedgerMark | None:
-        """Return the ledger's mark, possibly slightly old; None if it has none."""
+        """Return the ledger's mark, which may be slightly old, or None if the ledger has no mark."""
         try:
             data, stat = await self._store.get(paths.mark(ledger))
         except NoSuchNode:
@@ -131,7 +136,8 @@ class Underreplication:
         return marks.decode_mark(ledger, data, stat)
 
     async def marked(self) -> AsyncIterator[LedgerMark]:
-        """Yield every mark by ascending ledger; one page (65,536 ledger ids) of the tree is in memory at a time."""
+        """Yield all marks in ascending order of ledgers. Memory holds one page of the tree at a time, which covers
+        65,536 ledger ids."""
         await self._store.sync(paths.MARKS)
         levels = [iter([paths.MARKS])]
         while levels:
@@ -146,8 +152,8 @@ class Underreplication:
                 levels.append(iter([paths.join(path, name) for name in names]))
 
     async def marked_ledgers(self) -> AsyncIterator[LedgerId]:
-        """Yield the marked ledgers, ascending. Costs one request to the store for 65,536 of them instead of two for
-        each. A ledger whose mark is being created or removed may be among them."""
+        """Yield the ids of the marked ledgers in ascending order. Costs one request to the store per 65,536 ids,
+        instead of two per ledger. The result may include a ledger whose mark is just being created or removed."""
         await self._store.sync(paths.MARKS)
         levels = [iter([paths.MARKS])]
         while levels:
@@ -171,15 +177,18 @@ class Underreplication:
             return []  # it was empty and has been removed
 
     def watch_marks(self, changed: Callable[[], None]) -> Watch:
-        """Call `changed` soon after the first mark appears or the last one goes. Other marks do not trigger it."""
+        """Call `changed` soon after the first mark appears or the last mark disappears. Other changes of marks do
+        not trigger a call."""
         return self._store.watch(paths.MARKS, changed)
 
     # ── locks ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     # docs/protocol.md A2
     async def lock(self, ledger: LedgerId, worker: str) -> MarkLock | None:
-        """Return the right to repair the ledger; None if another worker has it, or the ledger has no mark. Within a
-        process no two workers have the same name, and none requests what it has."""
+        """Take the lock of a marked ledger. Returns None if another worker has the lock, or if the ledger has no mark.
+
+        Within a process, workers must have different names, and a worker must not request a lock that it has.
+        """
         path, data = paths.mark_lock(ledger), marks.encode_lock(worker)
         session = await until_known(lambda: self._take(path, data))
         if session is None:
@@ -198,8 +207,8 @@ class Underreplication:
         return None
 
     async def _take(self, path: str, data: bytes) -> int | None:
-        """Return the session that holds the lock now. A node of our own with this worker's bytes is from a create whose
-        answer was lost."""
+        """Return the id of the session that holds the lock now. If this session owns the node, and the node has this
+        worker's bytes, it was made by a create whose answer was lost."""
         for _ in range(_ATTEMPTS_MAX):
             with suppress(NodeExists):
                 await self._create(path, data, ephemeral=True)
@@ -211,8 +220,8 @@ class Underreplication:
         return None
 
     async def holder_or_none(self, ledger: LedgerId) -> str | None:
-        """Return the name of the worker that repairs the ledger (Apache's workers use their host); empty if its bytes
-        are malformed."""
+        """Return the name of the worker that repairs the ledger, or None if there is none. Apache's workers use the
+        name of their host. The name is empty if the bytes of the lock are malformed."""
         try:
             data, _ = await self._store.get(paths.mark_lock(ledger))
             return marks.decode_lock(data, what=paths.mark_lock(ledger))
@@ -223,8 +232,11 @@ class Underreplication:
 
     # docs/protocol.md A3
     async def mark_replicated(self, lock: MarkLock, version: int) -> bool:
-        """Remove the mark if it still has `version`, from which the repair began, and release the lock. Returns False
-        if the mark has grown meanwhile and stays. The lock is released either way, unless the call raises."""
+        """Remove the mark if it still has `version`, the version at which the repair began, and release the lock.
+
+        Returns False if the mark has grown meanwhile; then the mark stays. The lock is released in both cases, unless
+        the call raises an error.
+        """
         mark = paths.mark(lock.mark.ledger)
         try:
             await until_known(lambda: self._remove_mark(mark, lock.mark.created, version))
@@ -237,7 +249,7 @@ class Underreplication:
         return is_done
 
     async def _remove_empty(self, ledger: LedgerId) -> None:
-        """Remove the mark's parents that are empty; `marked_ledgers` would still name it."""
+        """Remove the empty parents of a removed mark, because `marked_ledgers` would still report the ledger."""
         path = paths.mark(ledger)
         while (path := paths.parent(path)) != paths.MARKS:
             try:
@@ -246,7 +258,8 @@ class Underreplication:
                 break
 
     async def _remove_mark(self, path: str, created: int, version: int) -> None:
-        """Remove a mark. After a removal whose answer was lost there may be a new mark, which looks the same."""
+        """Remove a mark. If the answer to a removal is lost, a new mark may exist afterwards; `created`
+        distinguishes it."""
         with suppress(NoSuchNode):
             _, stat = await self._store.get(path)
             if stat.created != created:

@@ -1,4 +1,5 @@
-"""The compare-and-set loop: read, decide, write if nobody wrote in between, else decide again."""
+"""The compare-and-set loop: read a value, compute the change, and write it unless another writer came first. If one
+did, start again."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ R = TypeVar("R")
 ATTEMPTS_MAX = 16
 RECONNECT_ATTEMPTS_MAX = 50
 RECONNECT_DELAY_S = 0.1
-"""Delay between attempts after a broken connection, in seconds, so that a short outage of the store is not an unknown
-outcome."""
+"""Delay in seconds between attempts after a broken connection, so that a short outage of the store does not end in
+an unknown outcome."""
 
 
 async def update(
@@ -23,13 +24,14 @@ async def update(
     write: Callable[[T, int], Awaitable[int]],
     change: Callable[[T], T],
 ) -> tuple[T, int]:
-    """Store `change(value)`, recomputed whenever another writer came first, and return the stored value and its
-    version.
+    """Replace a value by `change(value)` atomically, and return the stored value and its version. If another writer
+    comes first, `change` is called again with the new value.
 
-    `change` must accept its own result: after a write of unknown outcome the value is read again, and a change that
-    finds its work done returns the value as it is. It may raise to abandon the update. Raises MetadataUnavailable if
-    nothing was written, MetadataUnknown if a write's outcome could not be learned in time, VersionConflict if other
-    writers were always first.
+    `change` must accept its own result: after a write of unknown outcome, the loop reads the value again, and a change
+    that finds its work done returns the value unchanged. `change` may raise an error to abandon the update.
+
+    Raises MetadataUnavailable if nothing was written, MetadataUnknown if the outcome of a write could not be learned in
+    time, VersionConflict if other writers came first at every attempt.
     """
     unknown: MetadataUnknown | None = None
     for _ in range(ATTEMPTS_MAX):
@@ -59,7 +61,7 @@ async def _read_first(read: Callable[[], Awaitable[R]]) -> R:
 
 
 async def _read_again(read: Callable[[], Awaitable[R]], unknown: MetadataUnknown) -> R:
-    """Read, waiting for the connection to come back. Raises `unknown` if it does not in time."""
+    """Read again, and wait for the connection to come back. Raises `unknown` if it does not come back in time."""
     for _ in range(RECONNECT_ATTEMPTS_MAX):
         try:
             return await read()
@@ -69,9 +71,9 @@ async def _read_again(read: Callable[[], Awaitable[R]], unknown: MetadataUnknown
 
 
 async def until_known(call: Callable[[], Awaitable[R]]) -> R:
-    """Repeat `call`, which must recognise its own earlier effect, while its outcome is unknown.
+    """Repeat `call` until its outcome is known. `call` must recognise the effect of its own earlier attempt.
 
-    Raises MetadataUnavailable if it was never sent, MetadataUnknown if the store did not come back in time.
+    Raises MetadataUnavailable if the call was never sent, MetadataUnknown if the store did not come back in time.
     """
     try:
         return await call()

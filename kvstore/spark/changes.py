@@ -1,5 +1,5 @@
-"""Reads the change feed of one partition in pages, and returns each page as an Arrow record batch, for streams and
-incremental snapshots."""
+"""Reads the change feed of one partition page by page and converts pages to Arrow record batches. Streams and
+incremental snapshots use this module."""
 
 from __future__ import annotations
 
@@ -42,8 +42,12 @@ def pages_between(
     end: bytes = b"",
     keys_only: bool = False,
 ) -> Iterator[feed_pb2.ChangesResponse]:
-    """Yield the pages with changes after `after` and up to `until`, of keys in [start, end). Raises PositionTrimmed,
-    and Unavailable if no server makes progress for `patience_s`."""
+    """Yield the changes of a partition with sequences in (`after`, `until`] and keys in [`start`, `end`), page by page,
+    in log order. An empty `end` means no upper bound. Pages without matching changes are skipped.
+
+    `servers` are the servers to ask, best first. Raises PositionTrimmed if the log no longer has the changes after
+    `after`, and Unavailable if no server makes progress for `patience_s` seconds.
+    """
     clock = SystemClock()
     progress_at = clock.now()
     while after < until:
@@ -68,7 +72,8 @@ def pages_between(
 
 
 def batch_of(page: feed_pb2.ChangesResponse, partition: str, columns: Sequence[str]) -> Any:
-    """Return the changes of a page as a pyarrow.RecordBatch with these columns of SCHEMA."""
+    """Return the changes of a page as a pyarrow.RecordBatch with the named columns of SCHEMA. Raises ValueError for
+    an unknown column."""
     arrays = [_column(page, name, partition) for name in columns]
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([SCHEMA.field(name) for name in columns]))
 

@@ -1,4 +1,5 @@
-"""Finds the cluster that options name, on the driver. Tasks receive addresses."""
+"""Finds the cluster that a job's options name. The driver does this once; tasks receive the addresses of the
+servers."""
 
 from __future__ import annotations
 
@@ -17,11 +18,12 @@ from kvstore.server.cluster.addresses import addresses
 from kvstore.spark.options import Cluster, client_config, cluster_of
 
 FIND_S = 8.0
-"""Seconds for which a driver waits for a server that answers."""
+"""Seconds for which a driver waits for any server of the cluster to answer."""
 
 
 def find(options: Mapping[str, str]) -> ClientConfig:
-    """Return the client configuration for the cluster that the options name, after one of its servers has answered.
+    """Return the client configuration for the cluster that the options name, after one of the cluster's servers has
+    answered.
 
     Raises ConfigError for wrong options, Unavailable if no server answers within FIND_S.
     """
@@ -39,8 +41,8 @@ def find(options: Mapping[str, str]) -> ClientConfig:
 
 
 def time_of(config: ClientConfig) -> int:
-    """Return the cluster's time in milliseconds since 1970, because the clock of a machine that runs jobs may be wrong.
-    Raises Unavailable."""
+    """Return the cluster's time in milliseconds since 1970. Use it instead of the local clock, because the clock of
+    a machine that runs jobs may be wrong. Raises Unavailable."""
     with Client(config) as client:
         time_ms = client.cluster.time_ms()
     if not time_ms:
@@ -57,7 +59,7 @@ def _check_files(cluster: Cluster) -> None:
 
 
 def _place(cluster: Cluster) -> tuple[tuple[str, ...], str]:
-    """Return the servers' addresses, and the id of their cluster; empty if any cluster is accepted."""
+    """Return the servers' addresses and the id of their cluster. The id is empty if any cluster is accepted."""
     if cluster.servers:
         return cluster.servers, ""
     if cluster.zookeeper:

@@ -1,4 +1,4 @@
-"""The columns of the source, and the conversion of a data frame's rows to rows of the store. Decides only."""
+"""The columns of the data source, and the conversion of a data frame's rows to rows of the store. Decides only."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ COLUMNS = {
     "written_at": "TIMESTAMP NOT NULL",
     "expires_at": "TIMESTAMP",
 }
-"""The columns of a read, with their types."""
+"""The columns of a batch read, with their types as DDL."""
 CHANGES = COLUMNS | {"kind": "STRING NOT NULL"}
-"""The columns of a stream; `kind` is created, overwritten, deleted or expired."""
+"""The columns of a stream, with their types as DDL. `kind` is created, overwritten, deleted or expired."""
 READ_ONLY = ("partition", "version", "created_version", "written_at", "kind")
-"""Columns that the store sets itself. Writes ignore them."""
+"""Columns that the store sets itself. A write ignores them if the data frame has them."""
 
 
 DDL_TYPES = {"binary": "BINARY", "string": "STRING", "long": "BIGINT", "double": "DOUBLE"}
@@ -37,14 +37,15 @@ DIGITS = r"^-?[0-9]+$"
 
 
 def ddl(columns: tuple[str, ...], types: Types = AS_BYTES) -> str:
-    """Return the schema of some columns of CHANGES, as DDL."""
+    """Return the schema of these columns as DDL. `columns` are names in CHANGES; `types` are the types of keys and
+    values."""
     kinds = {"key": f"{DDL_TYPES[types.key]} NOT NULL", "value": DDL_TYPES[types.value]}
     return ", ".join(f"{name} {kinds.get(name, CHANGES[name])}" for name in columns)
 
 
 def typed(batch: Any, types: Types) -> Any:
-    """Return a pyarrow.RecordBatch with keys and values of these types. Raises InvalidRequest with the row that cannot
-    be converted."""
+    """Convert the keys and values of a pyarrow.RecordBatch from bytes to these types. Raises InvalidRequest with the
+    first row that cannot be converted."""
     import pyarrow as pa
 
     for name, kind in (("key", types.key), ("value", types.value)):
@@ -95,17 +96,17 @@ def _bytes(key: bytes | str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ColumnPlan:
-    """The columns of a data frame that are written. Made by `plan`."""
+    """The mapping from the columns of a data frame to the fields of the store's rows. Made by `plan`."""
 
     key: str
     value: str
     expires: str
-    """Empty if rows never expire."""
+    """The column with the expiry time; empty if rows never expire."""
     on_null: OnNull
 
     def rows(self, batch: Any) -> Iterable[tuple[bytes, bytes | None, int]]:
-        """Return the rows of a pyarrow.RecordBatch in the form of the client's Row. Raises InvalidRequest with the row
-        that the store would refuse."""
+        """Return each row of a pyarrow.RecordBatch as (key, value or None, expiry in milliseconds), the form of the
+        client's Row. Raises InvalidRequest with the first row that the store would refuse."""
         import pyarrow as pa
 
         key_column, value_column = (batch.column(name).cast(pa.binary()) for name in (self.key, self.value))
@@ -136,7 +137,8 @@ class ColumnPlan:
 
 
 def plan(schema: StructType, options: WriteOptions) -> ColumnPlan:
-    """Return the plan for a data frame. Raises ConfigError if it cannot be written with these options."""
+    """Return the plan for writing a data frame with this schema. Raises ConfigError if a column is missing or has a
+    type that cannot be written with these options."""
     types = {field.name: field.dataType.typeName() for field in schema.fields}
     if len(types) < len(schema.fields):
         raise ConfigError(f"expected each column once, got {', '.join(field.name for field in schema.fields)}")
@@ -163,7 +165,7 @@ def plan(schema: StructType, options: WriteOptions) -> ColumnPlan:
 
 
 def _fits(column: Any, least: int, most: int, *, may_be_null: bool = False) -> bool:
-    """Return True if the length of every item in a column is between `least` and `most` bytes."""
+    """Return True if every item of a column has `least` to `most` bytes. Nulls fail the check unless `may_be_null`."""
     import pyarrow.compute as pc
 
     found = pc.min_max(pc.binary_length(column)).as_py()
@@ -184,7 +186,8 @@ def _listed(types: dict[str, str]) -> str:
 
 
 def _named(key: bytes | None) -> str:
-    """Return a name for a row: a checksum of its key, because job logs must not contain keys and values."""
+    """Return a name for a row in error messages: a checksum of its key, because job logs must not contain keys or
+    values."""
     if key is None:
         return "no key"
     return f"the key of {len(key)} bytes for which sha2(key, 256) begins with {hashlib.sha256(key).hexdigest()[:16]}"

@@ -1,4 +1,4 @@
-"""Errors of streams that cannot be read, because of their options or because PySpark is too old."""
+"""Reports errors of streams that cannot be read because their options are wrong or PySpark is too old."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ if TYPE_CHECKING:
 
 
 class FailedReader(DataSourceStreamReader):
-    """A stream reader that raises an error on first use. PySpark hides errors that `streamReader` raises behind an
-    error of its own about an unset variable."""
+    """A stream reader whose methods all raise one error.
+
+    If `DataSource.streamReader` itself raised the error, PySpark would replace it by an unrelated error about an unset
+    variable.
+    """
 
     def __init__(self, error: StoreError) -> None:
         self._error = error
@@ -35,5 +38,5 @@ class FailedReader(DataSourceStreamReader):
 
 
 def too_old(what: str, since: str) -> ConfigError:
-    """Return the error for a feature that needs a later PySpark. Other features work."""
+    """Return the error for the feature `what`, which needs PySpark `since` or later. Other features still work."""
     return ConfigError(f"{what} needs PySpark {since} or later, got {pyspark.__version__}")

@@ -1,12 +1,14 @@
-"""Stream offsets: the position in each partition's log up to which a stream has read, as Spark stores it in JSON:
-`{"@cluster": "0f3c…", "@hold": "spark-5d1e…", "p1": 120, "p2": {"ended": 77}}`.
+"""Stream offsets: the position in each partition's log up to which a stream has read. Spark stores an offset as JSON:
+`{"@cluster": "0f3c…", "@hold": "spark-5d1e…", "p1": 120, "p2": {"ended": 77}}`. Decides only.
 
-Decides only. A number is the sequence up to which the partition's changes have been read. `ended` means that the
-partition has left the ring, and gives its last sequence. A partition without an entry has not been read at all. So a
-partition that has left keeps its entry forever; otherwise it would look like one that joined and left unread.
-`@cluster` is the id of the cluster with these logs: in another cluster, equal numbers mean other changes. `@hold` is
-the name under which the query retains logs, unless the user has set one; the next run then moves the same hold instead
-of adding another. Offsets that users write may omit both.
+A number is the sequence up to which the partition's changes have been read. `ended` means that the partition has left
+the ring, and gives the partition's last sequence. The entry of a partition that has left stays forever. A partition
+without an entry counts as unread, so without its entry, the partition that has left would be taken for one that joined
+and left before the stream read it.
+
+`@cluster` is the id of the cluster with these logs: in another cluster, the same sequences are other changes. `@hold`
+is the name under which the query retains logs, unless the user has set a name. The next run of the query moves this
+hold instead of adding another. Offsets that users write may omit both.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from kvstore.errors import ConfigError, PositionTrimmed
 
 Offset = dict[str, Any]
 CLUSTER, HOLD = "@cluster", "@hold"
-"""No partition has these names."""
+"""Keys of an offset that are not partitions. No partition can have these names."""
 GONE = -1
 NEW_QUERY = (
     "a stream continues only with its own cluster; for this one, start a new query with another checkpointLocation"
@@ -29,7 +31,7 @@ NEW_QUERY = (
 
 @dataclass(frozen=True, slots=True)
 class ChangeSpan:
-    """Changes of one partition after `after` and up to `until`."""
+    """The changes of one partition with sequences in (`after`, `until`]."""
 
     partition: str
     after: int
@@ -39,7 +41,8 @@ class ChangeSpan:
 
 
 def sequence_of(offset: Mapping[str, Any], partition: str) -> int:
-    """Return the sequence up to which a partition has been read. Raises ConfigError for an invalid offset."""
+    """Return the sequence up to which a partition has been read; 0 if the offset does not list the partition. Raises
+    ConfigError for an invalid offset."""
     found = offset.get(partition, 0)
     if isinstance(found, dict):
         found = found.get("ended")
@@ -53,7 +56,7 @@ def partitions_of(offset: Mapping[str, Any]) -> list[str]:
 
 
 def hold_of(offset: Mapping[str, Any]) -> str:
-    """Return the name under which the query retains logs; empty if the offset has none."""
+    """Return the name under which the query retains logs, or an empty string if the offset has no name."""
     found = offset.get(HOLD)
     return found if isinstance(found, str) else ""
 
@@ -63,29 +66,31 @@ def has_ended(offset: Mapping[str, Any], partition: str) -> bool:
 
 
 def oldest(feeds: Sequence[PartitionFeed]) -> Offset:
-    """Return the offset before everything that can still be read."""
+    """Return the offset from which a stream reads every change that the logs still have."""
     return _with_cluster(feeds) | {each.partition: {"ended": 0} if each.gone else each.oldest for each in feeds}
 
 
 def latest(feeds: Sequence[PartitionFeed]) -> Offset:
-    """Return the offset after everything that was acknowledged."""
+    """Return the offset after the last acknowledged write of every partition."""
     return _with_cluster(feeds) | {
         each.partition: {"ended": each.latest} if each.ended else each.latest for each in feeds
     }
 
 
 def gone(feeds: Sequence[PartitionFeed]) -> set[str]:
-    """Return the partitions that can no longer be read."""
+    """Return the partitions whose logs can no longer be read."""
     return {each.partition for each in feeds if each.gone}
 
 
 def _with_cluster(feeds: Sequence[PartitionFeed]) -> Offset:
-    """Return an offset with only the id of the cluster, if the servers report it."""
+    """Return an offset that contains only the id of the cluster, or an empty offset if the servers do not report the
+    id."""
     return {CLUSTER: feeds[0].cluster} if feeds and feeds[0].cluster else {}
 
 
 def advanced(start: Mapping[str, Any], ends: Mapping[str, int], feeds: Sequence[PartitionFeed]) -> Offset:
-    """Return the offset after partitions have been read up to `ends`. Other partitions keep their position."""
+    """Return the offset of a stream that continued from `start` and has read each partition up to its sequence in
+    `ends`. Partitions that are not in `ends` keep their position."""
     offset = {**start, **_with_cluster(feeds)}
     for each in feeds:
         until = max(ends.get(each.partition, 0), sequence_of(start, each.partition))
@@ -94,7 +99,7 @@ def advanced(start: Mapping[str, Any], ends: Mapping[str, int], feeds: Sequence[
 
 
 def lowest(one: Mapping[str, Any], other: Mapping[str, Any]) -> Offset:
-    """Return the lower of the two positions of each partition."""
+    """Return the lower of the two positions for each partition of `one`."""
     return {
         partition: min(one[partition], other[partition], key=_number) if partition in other else one[partition]
         for partition in partitions_of(one)
@@ -106,7 +111,11 @@ def _number(value: Any) -> int:
 
 
 def check_given(start: Mapping[str, Any], feeds: Sequence[PartitionFeed]) -> None:
-    """Raise ConfigError for an offset that refers to missing partitions or changes, which would be skipped."""
+    """Check an offset that a user has given as `startingPosition`.
+
+    Raises ConfigError if the offset names unknown partitions or positions after the end of a log, or if it omits a
+    partition whose log is gone, because the stream would silently skip that partition's changes.
+    """
     check_cluster(start, feeds)
     found = {each.partition: each for each in feeds}
     for partition in partitions_of(start):
@@ -127,14 +136,15 @@ def check_given(start: Mapping[str, Any], feeds: Sequence[PartitionFeed]) -> Non
 
 
 def check_cluster(offset: Mapping[str, Any], feeds: Sequence[PartitionFeed]) -> None:
-    """Raise ConfigError for an offset of another cluster, where it would refer to other changes."""
+    """Raise ConfigError if the offset belongs to another cluster, where its positions are those of other changes."""
     ours, found = _with_cluster(feeds).get(CLUSTER), offset.get(CLUSTER)
     if ours and found and found != ours:
         raise ConfigError(f"the stream's position belongs to cluster {found}, this one is {ours}; {NEW_QUERY}")
 
 
 def check_readable(start: Mapping[str, Any], feeds: Sequence[PartitionFeed]) -> None:
-    """Raise PositionTrimmed if changes after `start` are gone, and ConfigError if the cluster never had them."""
+    """Check that a stream can continue from `start`. Raises PositionTrimmed if changes after `start` are no longer
+    in the logs, and ConfigError if the cluster never had the positions of `start`."""
     check_cluster(start, feeds)
     readable = {each.partition for each in feeds} - gone(feeds)
     for partition in sorted({*partitions_of(start), *gone(feeds)}):
@@ -147,8 +157,8 @@ def check_readable(start: Mapping[str, Any], feeds: Sequence[PartitionFeed]) -> 
 
 
 def check_batch(start: Mapping[str, Any], end: Mapping[str, Any], feeds: Sequence[PartitionFeed]) -> None:
-    """Like check_readable, for one micro-batch: a query that died in a batch first reads it again, by its old
-    offsets."""
+    """Check that one micro-batch can be read, with the errors of `check_readable`. A query that died in a batch
+    first reads that batch again, using the batch's old offsets."""
     check_cluster(end, feeds)
     after = {each: sequence_of(start, each) for each in partitions_of(end)}
     wanted = {each: seq for each, seq in after.items() if seq < sequence_of(end, each)}
@@ -159,8 +169,9 @@ def check_batch(start: Mapping[str, Any], end: Mapping[str, Any], feeds: Sequenc
 
 
 def _check_reached(offset: Mapping[str, Any], feed: PartitionFeed) -> None:
-    """Raise ConfigError for a position after the log's end: the only check for offsets without `@cluster`. A log that
-    has ended may still be closing."""
+    """Raise ConfigError if a position is after the end of the partition's log. This is the only check that finds
+    another cluster's offset if the offset has no `@cluster`. Partitions that have ended are not checked, because
+    their logs may still be closing."""
     sequence = sequence_of(offset, feed.partition)
     if sequence > feed.latest and not feed.ended:
         raise ConfigError(
@@ -170,7 +181,7 @@ def _check_reached(offset: Mapping[str, Any], feed: PartitionFeed) -> None:
 
 
 def spans(start: Mapping[str, Any], end: Mapping[str, Any], rows_max: int) -> list[ChangeSpan]:
-    """Divide the changes between two offsets into spans of at most `rows_max` sequences."""
+    """Divide the changes between two offsets into spans of at most `rows_max` sequences each."""
     found = []
     for partition in partitions_of(end):
         first, last = sequence_of(start, partition), sequence_of(end, partition)
@@ -182,7 +193,7 @@ def spans(start: Mapping[str, Any], end: Mapping[str, Any], rows_max: int) -> li
 
 
 def tasks(spans: Sequence[ChangeSpan], rows_max: int) -> list[tuple[ChangeSpan, ...]]:
-    """Assign spans to tasks: one span each, or several with at most `rows_max` sequences together."""
+    """Group spans into tasks: a task has one span, or several spans with at most `rows_max` sequences together."""
     found: list[list[ChangeSpan]] = []
     left = 0
     for span in spans:
@@ -196,5 +207,5 @@ def tasks(spans: Sequence[ChangeSpan], rows_max: int) -> list[tuple[ChangeSpan, 
 
 
 def shares(amount: int, waiting: Sequence[str]) -> dict[str, int]:
-    """Divide an amount evenly. Every share is at least 1."""
+    """Divide an amount evenly among the waiting partitions. Every share is at least 1."""
     return {each: max(1, amount // len(waiting)) for each in waiting}

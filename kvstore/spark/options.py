@@ -1,5 +1,5 @@
-"""Checks the options that users set with `.option(...)`. Every error has the option's name and the expected value.
-Decides only."""
+"""Parses and checks the options that users set with `.option(...)`. Every error names the option and the expected
+value. Decides only."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STREAM_ONLY = ("startingPosition", "maxRowsPerTrigger", "maxBytesPerTrigger", "h
 STREAM = (*WHERE, *RANGE, *STREAM_ONLY)
 WRITE = (*WHERE, "keyColumn", "valueColumn", "expiresColumn", "onConflict", "onNull", "batchRows", "batchBytes")
 KEYS_MAX = 10_000
-"""Maximum number of keys in the option `keys`. Each is looked up individually."""
+"""Maximum number of keys in the option `keys`. Each key costs a separate lookup."""
 SPARKS_OWN = {"checkpointlocation", "path", "querymaxresultcount"}
 """Options that Spark passes to every source and sink."""
 
@@ -43,14 +43,14 @@ NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The location of the store; exactly one of the first three fields is set."""
+    """How to reach the store. Exactly one of `servers`, `zookeeper` and `data_dir` is set."""
 
     servers: tuple[str, ...]
     zookeeper: str
     data_dir: str
     tls: Tls | None
     timeout_s: float
-    """Timeout in seconds for each operation, including retries: the longest outage that a job survives."""
+    """Timeout of each operation in seconds, including retries. A job survives outages up to this length."""
 
 
 class OnConflict(StrEnum):
@@ -75,7 +75,7 @@ class KeyType(StrEnum):
 
 
 class ValueType(StrEnum):
-    """Column types in which values can be read: the raw bytes, or UTF-8 text parsed as this type."""
+    """Column types in which values can be read: raw bytes, or UTF-8 text that is parsed as this type."""
 
     binary = "binary"
     string = "string"
@@ -85,7 +85,7 @@ class ValueType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Types:
-    """The types of the two columns that are bytes in the store."""
+    """The column types of keys and values, which are bytes in the store."""
 
     key: KeyType = KeyType.binary
     value: ValueType = ValueType.binary
@@ -93,12 +93,12 @@ class Types:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """The options of a write."""
+    """The options of a batch or streaming write."""
 
     key_column: str
     value_column: str
     expires_column: str
-    """Empty means `expires_at` if there is such a column."""
+    """The column with the expiry time. If empty, `expires_at` is used if the data frame has such a column."""
     on_conflict: OnConflict
     on_null: OnNull
     batch_rows: int
@@ -107,7 +107,7 @@ class WriteOptions:
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:
-    """Keys in [start, end); an empty end means no upper bound."""
+    """The keys in [start, end). An empty `end` means no upper bound."""
 
     start: bytes = b""
     end: bytes = b""
@@ -128,11 +128,11 @@ class ReadOptions:
     columns: tuple[str, ...]
     keys: KeyRange
     exactly: frozenset[bytes] | None
-    """Only these keys of the range; None means all."""
+    """Read only these keys of the range; None means all keys."""
     partition: str
-    """Only rows of this partition; empty means all partitions."""
+    """Read only rows of this partition; empty means all partitions."""
     pin: str
-    """An existing pin to read at, as returned by splits.encode; empty means a new pin."""
+    """The existing pin to read at, as returned by `splits.encode`. If empty, the reader makes a new pin."""
     pin_ttl_s: float
     split_bytes: int
     page_bytes: int
@@ -144,20 +144,21 @@ class StreamOptions:
     """The options of a stream."""
 
     start: str | dict[str, Any]
-    """`earliest`, `latest`, or an offset."""
+    """Where a new query starts: `earliest`, `latest` or an offset."""
     rows_max: int
-    """Maximum changes per micro-batch; 0 means no limit."""
+    """Maximum number of changes per micro-batch; 0 means no limit."""
     bytes_max: int
     columns: tuple[str, ...]
     keys: KeyRange
     hold: str
-    """The name under which logs are retained; empty means a generated name."""
+    """The name under which the query retains logs. If empty, a name is generated."""
     hold_s: float
     types: Types
 
 
 def cluster_of(options: Mapping[str, str], environ: Mapping[str, str]) -> Cluster:
-    """Return the location of the store. Raises ConfigError."""
+    """Parse the options that say how to reach the store. TLS files may also come from the environment variables in
+    `environ`. Raises ConfigError unless exactly one of `servers`, `zookeeper` and `dataDir` is set."""
     named = [name for name in WHERE[:3] if options.get(name)]
     if len(named) > 1:
         raise ConfigError(f"expected one of the options servers, zookeeper and dataDir, got {' and '.join(named)}")
@@ -179,12 +180,13 @@ def cluster_of(options: Mapping[str, str], environ: Mapping[str, str]) -> Cluste
 
 
 def client_config(cluster: Cluster, endpoints: tuple[str, ...], identity: str = "") -> ClientConfig:
-    """Return the configuration with which tasks connect. `identity` is the id of the cluster that servers must have."""
+    """Return the client configuration for tasks. `identity` is the id of the cluster to which the servers must
+    belong; empty means any cluster."""
     return ClientConfig(endpoints=endpoints, timeout_s=cluster.timeout_s, tls=cluster.tls, cluster=identity)
 
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
-    """Return the options of a write. Raises ConfigError."""
+    """Parse the options of a write. Raises ConfigError."""
     _refuse_unknown(options, WRITE, "writing")
     on_conflict = _choice(options, "onConflict", OnConflict.overwrite)
     on_null = _choice(options, "onNull", OnNull.error)
@@ -204,7 +206,7 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
 
 
 def read_options(options: Mapping[str, str], known: tuple[str, ...]) -> ReadOptions:
-    """Return the options of a batch read; `known` are the columns that exist. Raises ConfigError."""
+    """Parse the options of a batch read. `known` are the columns that a user may name. Raises ConfigError."""
     _refuse_unknown(options, READ, "reading")
     return ReadOptions(
         _columns(options, known, known),
@@ -220,8 +222,8 @@ def read_options(options: Mapping[str, str], known: tuple[str, ...]) -> ReadOpti
 
 
 def stream_options(options: Mapping[str, str], known: tuple[str, ...], default: tuple[str, ...]) -> StreamOptions:
-    """Return the options of a stream; `known` are the columns that exist, `default` those that are read if none are
-    named. Raises ConfigError."""
+    """Parse the options of a stream. `known` are the columns that a user may name; `default` are the columns that
+    are read if the user names none. Raises ConfigError."""
     _refuse_unknown(options, STREAM, "reading a stream")
     start: str | dict[str, Any] = options.get("startingPosition", "latest")
     if start not in ("earliest", "latest"):
@@ -251,23 +253,24 @@ def stream_options(options: Mapping[str, str], known: tuple[str, ...], default: 
 
 
 def columns_of(options: Mapping[str, str], known: tuple[str, ...], default: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the columns to read, before it is known whether for a batch or a stream. Raises ConfigError."""
+    """Return the columns to read. Works before it is known whether the options are for a batch read or a stream.
+    Raises ConfigError."""
     _refuse_unknown(options, tuple(dict.fromkeys((*READ, *STREAM))), "reading")
     return _columns(options, known, default)
 
 
 def types_of(options: Mapping[str, str]) -> Types:
-    """Return the types of keys and values. Raises ConfigError."""
+    """Return the column types of keys and values. Raises ConfigError."""
     return Types(_choice(options, "keyType", KeyType.binary), _choice(options, "valueType", ValueType.binary))
 
 
 def is_for_a_stream(options: Mapping[str, str]) -> bool:
-    """Return True if the options can only be for a stream."""
+    """Return True if the options contain one that only streams have."""
     return any(options.get(name) for name in STREAM_ONLY)
 
 
 def key_range(options: Mapping[str, str]) -> KeyRange:
-    """Return the intersection of prefix, start and end. Raises ConfigError."""
+    """Return the keys that match all of the options `prefix`, `start` and `end`. Raises ConfigError."""
     found = {name: _key(options, name, options.get(name, "")) for name in ("prefix", "start", "end")}
     if found["end"] and found["start"] > found["end"]:
         raise ConfigError(f"start, end: expected start below end, got {options['start']!r} and {options['end']!r}")
@@ -275,7 +278,7 @@ def key_range(options: Mapping[str, str]) -> KeyRange:
 
 
 def exact_keys(options: Mapping[str, str]) -> frozenset[bytes] | None:
-    """Return the keys that `keys` lists, or None if it is not set. Raises ConfigError."""
+    """Return the keys that the option `keys` lists, or None if the option is not set. Raises ConfigError."""
     text = options.get("keys")
     if text is None:
         return None
@@ -349,7 +352,8 @@ def _endpoints(servers: str) -> tuple[str, ...]:
 
 
 def _tls(options: Mapping[str, str], environ: Mapping[str, str]) -> Tls | None:
-    """Return the TLS files from the options, else from KVSTORE_TLS_CA, KVSTORE_TLS_CERT and KVSTORE_TLS_KEY."""
+    """Return the TLS files from the options, or from KVSTORE_TLS_CA, KVSTORE_TLS_CERT and KVSTORE_TLS_KEY if the
+    options name none."""
     ca, cert, key = (
         options.get(f"tls{name}") or environ.get(f"KVSTORE_TLS_{name.upper()}") for name in ("Ca", "Cert", "Key")
     )

@@ -1,9 +1,10 @@
-"""Pins for Spark jobs: one pin per data frame, or one pin that several data frames share.
+"""Pins for Spark jobs. A pin keeps one state of the store readable: each data frame has its own pin, or several data
+frames share one.
 
-with hold({"servers": "host:7401"}) as pin:
-    users = spark.read.format("kvstore").options(**pin.options).option("prefix", "user/").load()
-    orders = spark.read.format("kvstore").options(**pin.options).option("prefix", "order/").load()
-    ...                                       # both read the state of the store at one moment
+    with hold({"servers": "host:7401"}) as pin:
+        users = spark.read.format("kvstore").options(**pin.options).option("prefix", "user/").load()
+        orders = spark.read.format("kvstore").options(**pin.options).option("prefix", "order/").load()
+        ...                                       # both read the state of the store at one moment
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from kvstore.spark.splits import encode
 
 logger = logging.getLogger(__name__)
 END_S = 5.0
-"""Seconds to wait at the end of a task for a renewal in progress."""
+"""Maximum seconds to wait at the end of a task for a renewal that is in progress."""
 SHARES = 4
-"""Number of renewals within the lifetime of a pin."""
+"""Number of times that a pin is renewed within its lifetime."""
 REMEMBERED = 64
 _renewed_at: dict[str, float] = {}
-"""When this process last renewed each pin, in wall clock. A Spark worker process runs one task after the other."""
+"""Wall-clock time at which this process last renewed each pin. It outlives a task, because a Spark worker process
+runs one task after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,8 @@ class HeldPin:
 
 
 def pin(config: ClientConfig, *, ttl_s: float, split_bytes: int) -> PinnedStore:
-    """Pin the whole store under a unique name. Raises StoreError."""
+    """Pin the current state of the whole store under a unique name for `ttl_s` seconds. `split_bytes` is the
+    approximate number of bytes that one task reads. Raises StoreError."""
     name = f"spark-{uuid4().hex[:16]}"
     try:
         return pin_store(config, ttl_s=ttl_s, id=name, split_bytes=split_bytes, timeout_s=config.timeout_s)
@@ -79,8 +82,8 @@ def hold(where: Mapping[str, str], *, ttl_s: float = 600.0, split_bytes: int = 6
 
 @contextmanager
 def kept_alive(config: ClientConfig, id: str, ttl_s: float, *, pinned_at: float) -> Iterator[None]:
-    """Renew a pin in a thread while the block runs. `pinned_at` is the wall-clock time when the pin was made. A lost
-    pin raises an error where it is read."""
+    """Renew a pin in a background thread while the block runs. `pinned_at` is the wall-clock time at which the pin
+    was made. If the pin is lost, the block continues, and the read that needs the pin raises the error."""
     over = threading.Event()
 
     def renew() -> None:
@@ -101,8 +104,9 @@ def kept_alive(config: ClientConfig, id: str, ttl_s: float, *, pinned_at: float)
 
 
 def _due_s(id: str, ttl_s: float, pinned_at: float) -> float:
-    """Return the seconds until this process should renew the pin; its tasks may all be short. The result never exceeds
-    a share of the pin's lifetime, even if the clock is set back."""
+    """Return the seconds until this process should renew the pin. The time of the last renewal counts over all tasks
+    of the process, because its tasks may all be short. The result is never more than one share of the pin's
+    lifetime, even if the clock is set back."""
     while len(_renewed_at) > REMEMBERED:
         _renewed_at.pop(next(iter(_renewed_at)), None)
     share_s = ttl_s / SHARES
@@ -110,7 +114,7 @@ def _due_s(id: str, ttl_s: float, pinned_at: float) -> float:
 
 
 def renew_or_explain(config: ClientConfig, store: PinnedStore, ttl_s: float) -> None:
-    """Renew the pin before an action. Raises NoSuchPin with advice if the pin has expired."""
+    """Renew the pin before an action of the data frame. Raises NoSuchPin with advice if the pin has expired."""
     partitions = [each.partition for each in store.partitions if each.spans]
     try:
         renew_pin(config, store.id, ttl_s=ttl_s, partitions=partitions, timeout_s=config.timeout_s)
@@ -126,7 +130,7 @@ def explained(error: NoSuchPin, ttl_s: float) -> NoSuchPin:
 
 
 def release(config: ClientConfig, id: str) -> None:
-    """Release a pin. A pin that cannot be released expires at its deadline."""
+    """Release a pin. If no server can be reached, the pin expires at its deadline."""
     try:
         unpin(config, id, timeout_s=min(5.0, config.timeout_s))
     except StoreError as error:

@@ -1,7 +1,9 @@
-"""Batch reads: the driver plans at one pinned moment of the store, and tasks read parts of it as Arrow batches.
+"""Batch reads. The driver plans the read at one pinned state of the store, and tasks read parts of that state as Arrow
+batches.
 
-A part always has the same rows, however often it is read, so retries and speculative tasks are safe. Any replica that
-keeps the pinned state can serve it, and a failing replica is replaced within the task. If none keeps it, the job fails.
+A part has the same rows every time it is read, so retries and speculative tasks are safe. Any replica that keeps the
+pinned state can serve a part. If a replica fails, the task continues with another one. If no replica keeps the pinned
+state, the job fails.
 """
 
 from __future__ import annotations
@@ -24,15 +26,15 @@ if TYPE_CHECKING:
 
 
 class PinnedReader(DataSourceReader):
-    """The batch reader of `spark.read.format("kvstore")`. It is pickled, so it holds nothing open.
+    """The batch reader of `spark.read.format("kvstore")`. Spark pickles it, so it has no open connections.
 
-    It has no `pushFilters`. Spark up to 4.3.0 reuses the plan that a reader made with the filters of one scan for all
-    scans of the data frame, so scans without these filters would miss rows. Only options limit what is read: they
-    belong to the data frame, so that its one plan is right for all its scans.
+    The class deliberately has no `pushFilters`. Spark up to 4.3.0 plans a data frame once, with the filters of one
+    scan, and reuses that plan for all scans of the data frame, so scans without these filters would miss rows. Only
+    options limit the rows that are read: options belong to the data frame, so its one plan is right for all its scans.
     """
 
     def __init__(self, config: ClientConfig, store: PinnedStore, options: ReadOptions, *, pinned_at: float) -> None:
-        """`pinned_at` is the wall-clock time when the pin was made."""
+        """`pinned_at` is the wall-clock time at which the pin was made."""
         self._config, self._store, self._options = config, store, options
         self._wanted = ReadRequest(options.keys, options.exactly, options.partition or None)
         self._pinned_at = pinned_at

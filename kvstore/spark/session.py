@@ -1,4 +1,4 @@
-"""Opens a local Spark session, and prepares the environment of any session: the right Java and the right Python."""
+"""Opens a local Spark session, and finds the Java and the Python with which any session must run."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 VECTOR = "jdk.incubator.vector"
-"""An optional module for faster arithmetic that Spark's launcher requests by name. Small Java runtimes lack it, and
-then do not start."""
+"""An optional Java module for faster arithmetic. Spark's launcher requests it by name, and small Java runtimes that
+lack the module then fail to start."""
 SETTINGS = {
     "spark.ui.showConsoleProgress": "false",
     "spark.ui.enabled": "false",
@@ -55,9 +55,12 @@ def open_session(
 
 
 class _NoPreexec(dict[str, Any]):
-    """Arguments of Popen that drop `preexec_fn`. PySpark sets one to protect the JVM from Ctrl-C. Python then runs code
-    in a fork of this process, and if gRPC was used, gRPC's fork handlers kill one in fifty. A new session also protects
-    the JVM from Ctrl-C."""
+    """Keyword arguments of Popen that ignore `preexec_fn`.
+
+    PySpark sets `preexec_fn` to protect the JVM from Ctrl-C. Python then runs code in a fork of this process, and if
+    gRPC was used before, gRPC's fork handlers kill one fork in fifty. A new session protects the JVM from Ctrl-C as
+    well.
+    """
 
     def __setitem__(self, name: str, value: object) -> None:
         if name != "preexec_fn":
@@ -65,8 +68,9 @@ class _NoPreexec(dict[str, Any]):
 
 
 def _launch(conf: Any, niceness: int) -> None:
-    """Start a JVM with `niceness`. Linux may divide processors among sessions, and niceness then counts only within one
-    session (autogroup, sched(7)). So the JVM's session gets the same niceness as a whole."""
+    """Start a JVM with this niceness. Linux may divide processors among sessions (autogroup, sched(7)), and a
+    process's niceness then counts only within its session. So this function also gives the niceness to the JVM's
+    session as a whole."""
     from pyspark import SparkContext
     from pyspark.java_gateway import launch_gateway
 
@@ -82,7 +86,8 @@ def _launch(conf: Any, niceness: int) -> None:
 
 
 def _give_way(niceness: int, launched: threading.Event) -> None:
-    """Set the niceness of the session that a child of this process has created. A JVM is busy from its first moment."""
+    """Set the niceness of the session that a child of this process has created. Polls until the session exists,
+    because a JVM is busy from its first moment."""
     while not launched.wait(0.02):
         for child in psutil.Process().children():
             with suppress(OSError):  # no autogroups on this machine, or the child has ended
@@ -92,7 +97,8 @@ def _give_way(niceness: int, launched: threading.Event) -> None:
 
 
 def end_jvm() -> None:
-    """End the JVM. A JVM that is starting when this process is interrupted would wait for this process forever."""
+    """Terminate the JVM. Without this, a JVM that is starting when this process is interrupted waits for this
+    process forever."""
     for child in psutil.Process().children():
         with suppress(psutil.Error):
             if any(word.startswith("org.apache.spark.") for word in child.cmdline()):
@@ -100,10 +106,11 @@ def end_jvm() -> None:
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment that Spark's launcher needs. Spark would take any `java` from JAVA_HOME or PATH, whatever
-    its version, and for its workers `python3` from PATH, which is not the Python of a virtual environment.
+    """Return the environment variables that Spark's launcher needs.
 
-    Raises ConfigError if there is no Java of the right version.
+    Spark would use any `java` in JAVA_HOME or PATH, whatever its version. For its workers, Spark would use `python3`
+    from PATH, which is not the Python of a virtual environment. Raises ConfigError if there is no Java of the right
+    version.
     """
     program = find_java(environ).resolve()
     home = program.parent.parent
@@ -117,7 +124,8 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _modules_or_all(home: Path) -> str:
-    """Return the modules that a Java lists; a Java without a list is assumed to have all."""
+    """Return the line with the modules of a Java runtime. A runtime without such a list is assumed to have all
+    modules."""
     try:
         lines = (home / "release").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -126,7 +134,8 @@ def _modules_or_all(home: Path) -> str:
 
 
 def _without_vector(program: Path) -> Path:
-    """Return a Java home whose `java` drops the module. It exists as long as this process."""
+    """Return a Java home whose `java` removes the request for VECTOR from its arguments. The folder is deleted when
+    this process exits."""
     home = Path(tempfile.mkdtemp(prefix="kvstore-java-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     script = home / "bin" / "java"

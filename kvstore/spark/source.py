@@ -1,4 +1,5 @@
-"""The data source `kvstore`, on the driver. docs/reference/spark.md lists all options and errors."""
+"""The Spark data source `kvstore`: the entry point that Spark calls on the driver. docs/reference/spark.md lists all
+options and errors."""
 
 from __future__ import annotations
 
@@ -39,15 +40,16 @@ OVERWRITE = (
 
 
 class KvstoreSource(DataSource):
-    """The data source of `spark.read|readStream|write|writeStream.format("kvstore")`.
+    """The data source behind `spark.read|readStream|write|writeStream.format("kvstore")`.
 
     Register it once per session, then read a data frame:
 
         spark.dataSource.register(KvstoreSource)
         frame = spark.read.format("kvstore").option("servers", "127.0.0.1:7401").load()
 
-    A data frame reads the state of the store at the moment of `load()`, in all its actions, until `pinTtl` has passed
-    without an action. Wrong options raise ConfigError; an unreachable cluster raises Unavailable.
+    `load()` pins the state of the store. Every action on the data frame reads that state, until no action has used the
+    data frame for the time of the option `pinTtl`. Wrong options raise ConfigError; an unreachable cluster raises
+    Unavailable.
     """
 
     _config: ClientConfig | None = None
@@ -60,10 +62,11 @@ class KvstoreSource(DataSource):
         return "kvstore"
 
     def schema(self) -> str:
-        """Return the schema. Spark calls this once, in `load()`. The data frame reads the state of the store at this
-        moment, in all its actions.
+        """Return the schema as DDL, after connecting to the cluster and pinning the store.
 
-        Spark calls this for a stream, too. A stream needs no pin, and releases it or goes without.
+        Spark calls this method once, in `load()`, so all actions of the data frame read the state of the store at that
+        moment. Spark also calls it for a stream, which needs no pin: `streamReader` releases the pin, or `schema` makes
+        none if the options can only be for a stream. Raises ConfigError, and Unavailable if no server answers.
         """
         wanted = columns_of(self.options, CHANGES, KNOWN)
         self._config = find(self.options)

@@ -1,4 +1,5 @@
-"""Divides a pinned store into the parts that tasks read, and encodes a pinned store as text. Decides only."""
+"""Divides a pinned store into parts for tasks, and encodes a pinned store as text for the option `pin`. Decides
+only."""
 
 from __future__ import annotations
 
@@ -20,16 +21,16 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """The rows that a data frame reads."""
+    """The rows that a data frame wants."""
 
     keys: KeyRange
     exactly: frozenset[bytes] | None = None
-    """Only these keys of the range; None means all."""
+    """Read only these keys of the range; None means all keys."""
     partition: str | None = None
-    """Only rows of this partition; None means all."""
+    """Read only rows of this partition; None means all partitions."""
 
     def point_keys(self) -> list[bytes] | None:
-        """Return the keys to look up, sorted, or None if a range is read."""
+        """Return the individual keys to look up, sorted, or None if the request reads a range."""
         if self.exactly is None:
             return None
         return sorted(key for key in self.exactly if contains(self.keys, key))
@@ -40,13 +41,13 @@ def contains(keys: KeyRange, key: bytes) -> bool:
 
 
 def after(key: bytes) -> bytes:
-    """Return the next possible key."""
+    """Return the smallest key that is greater than `key`."""
     return key + b"\0"
 
 
 @dataclass(frozen=True, slots=True)
 class SplitPart:
-    """Keys of a split that are read together."""
+    """The keys of a split that are read with one request."""
 
     split: Split
     keys: KeyRange
@@ -57,7 +58,7 @@ Work = tuple[SplitPart, ...]
 
 
 def plan(store: PinnedStore, wanted: ReadRequest) -> list[Work]:
-    """Return the work of each task. Every wanted row is in exactly one part. Raises ConfigError for an unknown
+    """Divide the wanted rows among tasks. Every wanted row is in exactly one part. Raises ConfigError for an unknown
     partition."""
     names = [each.partition for each in store.partitions]
     if wanted.partition is not None and wanted.partition not in names:
@@ -76,7 +77,8 @@ def plan(store: PinnedStore, wanted: ReadRequest) -> list[Work]:
 
 
 def _at(splits: list[Split], store: PinnedStore, key: bytes) -> list[Split]:
-    """Return the split with the key's token; empty if its partition is not wanted."""
+    """Return the split that contains the key's token, reduced to that token. The list is empty if `splits` does not
+    include the token, because the key's partition is not wanted."""
     token = token_of(key)
     owner = next((each.partition for each in store.partitions if _owns(each, token)), None)
     return [
@@ -91,7 +93,8 @@ def _owns(pinned: PinnedPartition, token: int) -> bool:
 
 
 def _shared_tag(keys: KeyRange) -> bytes | None:
-    """Return a prefix that gives all keys of the range one token, or None if there is none."""
+    """Return a prefix with a hash tag that gives all keys of the range the same token, or None if there is no such
+    prefix."""
     for length in range(len(keys.start), 0, -1):
         prefix = keys.start[:length]
         opened = prefix.find(b"{")
@@ -106,7 +109,7 @@ def _shared_tag(keys: KeyRange) -> bytes | None:
 
 
 def encode(store: PinnedStore) -> str:
-    """Return the pin as text, without TLS files; the reader sets them."""
+    """Encode a pin as text. The text has no TLS files, because the reader sets its own."""
     parts = [
         {
             "partition": each.partition,
@@ -134,7 +137,7 @@ def encode(store: PinnedStore) -> str:
 
 
 def decode(text: str, tls: Tls | None) -> PinnedStore:
-    """Return the pin of a text. Raises ConfigError."""
+    """Decode the text of a pin; `tls` are the reader's TLS files. Raises ConfigError if the text is not a pin."""
     try:
         document = json.loads(text)
         if document["format"] != FORMAT:

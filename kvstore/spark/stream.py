@@ -1,7 +1,8 @@
-"""The streaming source: the change feed, with each change once and in log order, across changes of leaders and ring.
+"""The streaming source, which reads the change feed. It returns each change once and in log order, even if leaders or
+the ring change.
 
-Offsets are positions in the logs, so a micro-batch has the same rows whenever it is read. While a query runs, and for
-some time after, the logs from its position on are protected from trimming.
+Offsets are positions in the logs, so a micro-batch has the same rows every time it is read. While a query runs, and for
+some time afterwards, the servers do not trim the logs after the query's position.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ logger = logging.getLogger(__name__)
 TASK_ROWS = 200_000
 """Maximum number of sequences that one task reads."""
 SMALL_ROWS = 10_000
-"""Partitions with fewer sequences together are read by one task, because another task would cost more."""
+"""Partitions with fewer changes than this in total share one task, because another task would cost more than it
+saves."""
 PROBE_BYTES = 1 << 20
 WAIT_MS = 2_000
 """Milliseconds for which a server may wait for changes that its replica has not applied yet."""
@@ -47,24 +49,26 @@ READ_AGAIN = (
     "how long logs are retained for a query that is down"
 )
 HOLD_SHARES = 4
-"""Number of renewals within the lifetime of a hold, and of retries within the interval of a renewal."""
+"""Number of times that a hold is renewed within its lifetime, and that a failed renewal is retried within the
+interval of renewals."""
 
 
 class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The reader of `spark.readStream.format("kvstore")`. On the driver, one instance lives as long as the query."""
+    """The stream reader of `spark.readStream.format("kvstore")`. On the driver, one instance exists as long as the
+    query. Tasks receive pickled copies without connections."""
 
     def __init__(self, config: ClientConfig, options: StreamOptions) -> None:
         self._config, self._options = config, options
         self._target: Offset | None = None
-        """Under Trigger.AvailableNow, the positions at which the query ends."""
+        """The positions at which a query with Trigger.AvailableNow ends; None for other queries."""
         self._hold = options.hold or f"spark-{uuid4().hex[:16]}"
-        """The option's name, or a name of the query's own that its offsets carry. A new name for each run would add
-        another hold, and their number is limited."""
+        """The name of the hold: the user's, or a generated name that the query's offsets contain. If each run
+        generated a new name, each would add another hold, and the number of holds is limited."""
         self._batch_start: Offset = {}
         self._held_at = -1e9
         self._feed: FeedReader | None = None
         self._known: list[PartitionFeed] = []
-        """The positions that were read last."""
+        """The most recently read positions of all partitions."""
         self._identity = ""
         """The id of the cluster that the positions belong to."""
 
@@ -80,7 +84,8 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._known
 
     def _reader(self) -> FeedReader:
-        """Return the connection of the query. Opening one takes as long as a request over it."""
+        """Return the query's connection, and open it on first use. It is reused because opening one takes as long as
+        a request."""
         self._feed = self._feed or FeedReader(self._config)
         return self._feed
 
@@ -100,7 +105,8 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._named(given)
 
     def _named(self, offset: Offset) -> Offset:
-        """Return the offset with the name of this query's hold, not that of the query whose offset was given."""
+        """Return the offset with the name of this query's hold. An offset that a user has copied from another query
+        may contain the other query's name."""
         return offset if self._options.hold else offset | {offsets.HOLD: self._hold}
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -141,14 +147,15 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [InputPartition(task) for task in offsets.tasks(spans, SMALL_ROWS)]
 
     def _reachable(self, feeds: Sequence[PartitionFeed]) -> dict[str, int]:
-        """Return the position up to which each partition may be read now. Under AvailableNow, new partitions wait for
-        the next run."""
+        """Return the position up to which each partition may be read now. With Trigger.AvailableNow, partitions that
+        joined after the start of the run are read in the next run."""
         if self._target is None:
             return {each.partition: each.latest for each in feeds}
         return {each.partition: min(each.latest, self._target.get(each.partition, 0)) for each in feeds}
 
     def _keep_hold(self, feed: FeedReader, start: Offset) -> None:
-        """Retain the logs from the start of the previous batch, because a query that dies reads that batch again."""
+        """Retain the logs from the start of the previous batch, because a query that dies reads that batch again. A
+        failure is logged and retried at a later batch."""
         before, self._batch_start = self._batch_start or start, dict(start)
         now = SystemClock().now()
         renewed_s = self._options.hold_s / HOLD_SHARES
@@ -210,8 +217,9 @@ def _limited(
     limit: ReadLimit,
     options: StreamOptions,
 ) -> dict[str, int]:
-    """Return the ends of a micro-batch of about the limit's size. Sequences rise by one per change but may jump, so
-    each partition's next change is looked up."""
+    """Return the position at which each partition's part of the micro-batch ends, so that the batch has about the
+    limit's size. Sequences rise by one per change but may jump, so this function looks up the next change of each
+    partition."""
     amount = limit.max_rows if isinstance(limit, ReadMaxRows) else getattr(limit, "max_bytes", options.bytes_max)
     is_bytes = not isinstance(limit, ReadMaxRows)
     share = offsets.shares(amount or PROBE_BYTES, [each.partition for each in waiting])
@@ -230,7 +238,7 @@ def _limited(
 
 
 def _rows_of(feed: FeedReader, each: PartitionFeed, after: int, share: int) -> int:
-    """Estimate how many rows have `share` bytes, from the size of the next rows."""
+    """Estimate how many rows fit into `share` bytes, from the size of the partition's next rows."""
     page = feed.changes(each.partition, after, bytes_max=min(share, PROBE_BYTES), servers=each.servers)
     size = sum(map(len, page.keys)) + sum(map(len, page.values))
     return max(1, len(page.keys) * share // size) if size else 1

@@ -1,4 +1,5 @@
-"""The streaming sink. Its own module, because PySpark before 4.1 lacks its base class; bulk loads work there."""
+"""The streaming sink. It is in its own module because PySpark before 4.1 lacks the base class, and bulk loads must
+work there."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """The writer of `df.writeStream.format("kvstore")`. Each micro-batch is a load of its own."""
+    """The writer of `df.writeStream.format("kvstore")`. It writes each micro-batch like a separate bulk load."""
 
     def __init__(self, config: ClientConfig, plan: ColumnPlan, options: WriteOptions) -> None:
         self._tasks = WriteTasks(config, plan, options)

@@ -1,10 +1,10 @@
-"""Bulk load: each task writes its rows in the client's batches and reports their number.
+"""Bulk load. Each task writes its rows with the client's batches and reports the number of rows.
 
-Rows are written at least once. A task that is retried, or run twice by speculation, writes the same rows, so the final
-state of the store is the same. Versions rise, and the older row may overwrite another client's write in between (not
-with onConflict=keep). A failed job leaves the rows that it wrote; writing them again repairs that. Each attempt has its
-own request ids: an id identifies one request, and Spark does not promise that two attempts of a task send the same rows
-in the same order.
+Rows are written at least once. A task that is retried, or that speculation runs twice, writes the same rows again, so
+the final state of the store is the same. Versions still rise, and a retried row may overwrite a newer write of another
+client (but not with onConflict=keep). A failed job leaves the rows that it has written; run the job again to complete
+them. Each attempt uses its own request ids, because an id identifies one request and Spark does not promise that two
+attempts of a task send the same rows in the same order.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class WrittenRows(WriterCommitMessage):
-    """The numbers of rows that one task wrote, and kept because their keys existed."""
+    """The number of rows that one task wrote, and the number of rows that it skipped because their keys existed
+    (`kept`)."""
 
     written: int
     kept: int
 
 
 class WriteTasks:
-    """The work of a task of either writer. It is pickled, so it holds nothing open."""
+    """The part of a bulk load that runs in a task, shared by both writers. Spark pickles it, so it has no open
+    connections."""
 
     def __init__(self, config: ClientConfig, plan: ColumnPlan, options: WriteOptions) -> None:
         self._config, self._plan, self._options = config, plan, options
@@ -79,7 +81,7 @@ def _advised(error: StoreError, config: ClientConfig) -> StoreError:
 
 
 class BulkWriter(DataSourceArrowWriter):
-    """The writer of `df.write.format("kvstore")`."""
+    """The bulk writer of `df.write.format("kvstore")`."""
 
     def __init__(self, config: ClientConfig, plan: ColumnPlan, options: WriteOptions) -> None:
         self._tasks = WriteTasks(config, plan, options)

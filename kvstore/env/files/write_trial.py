@@ -95,8 +95,8 @@ def try_file(directory: str, names: tuple[str, str], size: int = WRITTEN_BYTES) 
 
 
 def write_fault(place: Path) -> WriteFault | None:
-    """Return why no files can be created in a directory, or None if they can. A directory that does not exist is tried
-    by creating one in the nearest existing parent. Costs two syncs."""
+    """Return the reason why no files can be created in a directory, or None if they can. If the directory does not
+    exist, the trial creates one in the nearest existing parent. Costs two syncs."""
     there = place.absolute()
     try:
         with _step("look at the directory"):

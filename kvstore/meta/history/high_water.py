@@ -1,10 +1,10 @@
 """A node's high-water mark: a count in the metadata store that only this node raises, and its highest confirmed value.
 
 A count is confirmed once the store has acknowledged it and a majority of the nodes has raised its own counts after
-that. A store that has less than a confirmed count is an older copy of itself (docs/protocol.md B29). Nodes that
-recognise an older copy raise nothing in it. So a node that does not recognise it confirms nothing there, and does not
-refuse the later copy afterwards. The node keeps the confirmed count in a file, so that it recognises an older copy at
-its start, too.
+that. A store whose count is lower than a confirmed count is an older copy of itself (docs/protocol.md B29). A node that
+recognises an older copy does not raise its count there. So a node that does not recognise the older copy gets no count
+confirmed there, and does not refuse the later copy afterwards. The node keeps the confirmed count in a file, so that it
+also recognises an older copy when it starts.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from kvstore.meta.store import MetadataStore, ensure_path
 log = logging.getLogger(__name__)
 
 FILE = "HIGH_WATER"
-"""In the node's data directory: cluster, node, count, and a CRC32C of these. A file of another cluster or node, or one
-that is damaged, says nothing: a count that is too high would stop every node."""
+"""File in the node's data directory with the cluster, the node, the count, and a CRC32C of these. A damaged file, or
+one of another cluster or node, is ignored, because a count that is too high would stop every node."""
 FILE_BYTES_MAX = 4_096
 DIGITS_MAX = 18
 MEMBERS_MAX = 7
-"""Number of nodes of which a majority confirms: the first ones by name, so that a large cluster has the same cost as a
-small one."""
+"""Number of nodes of which a majority confirms a count. They are the first nodes by name. So a large cluster has the
+same cost as a small one."""
 MEMBERS_READ_MAX = 50
-"""Number of nodes whose missing answers are counted. Nodes that have left do not count, however many there are."""
+"""Number of nodes whose missing answers are counted. Nodes that have left do not use up this number."""
 RINGS_MAX = 10_000
-"""A node that leaves this many rings in a row unanswered has left the cluster. They take 8 h at least."""
+"""Number of unanswered rings in a row after which a node has left the cluster. They take 8 h at least."""
 GONE = b"gone"
-"""Replaces the count of a node that has left. It proves nothing, like every value that is not a number, so the node may
-come back. If the mark were deleted, its node would take the store for an older copy."""
+"""Value that replaces the count of a node that has left. Like every value that is not a number, it proves nothing,
+so the node may come back. If the mark were deleted, its node would take the store for an older copy."""
 BARRIER = "/barrier"
-"""A node that nobody ever creates."""
+"""Path of a node that no process ever creates."""
 
 
 class _Mark(NamedTuple):
@@ -50,8 +50,8 @@ class _Mark(NamedTuple):
 
 
 class HighWater:
-    """One node's high-water mark in one cluster. Calls raise MetadataUnavailable, MetadataUnknown. A mark in the store
-    that is no number proves nothing, and its node replaces it (docs/protocol.md, P34)."""
+    """The high-water mark of one node in one cluster. Calls raise MetadataUnavailable, MetadataUnknown. A mark in
+    the store that is not a number proves nothing, and its node replaces it (docs/protocol.md, P34)."""
 
     def __init__(self, store: MetadataStore, disk: Disk, node: str, cluster: str) -> None:
         self._store, self._disk, self._node = store, disk, node
@@ -60,9 +60,9 @@ class HighWater:
         self.confirmed = _read(disk, node, cluster)
         """Highest confirmed count; 0 if there is none."""
         self._raised: int | None = None
-        """Last acknowledged count, until it is confirmed."""
+        """The last acknowledged count while it is not confirmed; None otherwise."""
         self._others: dict[str, int] = {}
-        """Counts of other nodes after that."""
+        """Counts of the other nodes after this node has raised its own."""
         self._unanswered: dict[str, int] = {}
         """Number of rings in a row that each other node has not answered."""
         self._rings_heard = 0
@@ -78,9 +78,11 @@ class HighWater:
         self._raised = None
 
     async def why_older(self) -> str:
-        """Return why the store is an older copy of itself, or an empty string if it is not. A server that lags is not
-        taken for an older copy: before a lower count is believed, a majority of the servers has agreed to a request,
-        and the answering server has applied what was committed before."""
+        """Return the reason why the store is an older copy of itself, or an empty string if it is not.
+
+        A server that lags is not taken for an older copy. Before this method believes a lower count, a majority of the
+        servers has agreed to a request, and the answering server has applied everything that was committed before.
+        """
         found, _ = await self._read(self._path)
         if found is None or self.confirmed <= found:
             return ""
@@ -91,8 +93,8 @@ class HighWater:
         return f"it has high-water mark {found} of node {self._node}, and {self.confirmed} was confirmed"
 
     async def raise_it(self, *, rings: bool) -> None:
-        """Raise the count by one; with `rings` so that the others raise theirs, too, which confirms it. Raises
-        VersionConflict, NodeExists if another process of this node was first."""
+        """Raise the count by one. With `rings`, ask the other nodes to raise theirs, too, which confirms this count.
+        Raises VersionConflict or NodeExists if another process of this node came first."""
         count, version = await self._read(self._path)
         if count is None:
             count = self.confirmed
@@ -112,7 +114,8 @@ class HighWater:
                 self._rings_heard = rung  # else another has rung, too
 
     async def is_rung(self) -> bool:
-        """Return True, once for each ring, if another node has raised its count and waits for others."""
+        """Return True if another node has raised its count and waits for other nodes to raise theirs. Returns True
+        once per ring."""
         try:
             _, stat = await self._store.get(paths.HIGH_WATER)
         except NoSuchNode:
@@ -121,8 +124,8 @@ class HighWater:
         return is_new
 
     async def confirm(self) -> None:
-        """Confirm the count that was raised last, if a majority has raised its counts since. Raises OSError if the file
-        could not be written."""
+        """Confirm the last raised count if a majority of the nodes has raised its counts since. Raises OSError if
+        the file cannot be written."""
         raised, members = self._raised, await self._members()
         later = [node for node, count in members.items() if count > self._others.get(node, 0)]
         if raised is None or 2 * len({*later, self._node}) <= len({*members, self._node}):
@@ -131,8 +134,8 @@ class HighWater:
         await _write(self._disk, self._node, self.cluster, self.confirmed)
 
     async def _note_unanswered(self, marks: dict[str, _Mark]) -> None:
-        """Remember the counts of others at this ring, and which of them have not answered the one before. Note in the
-        store which nodes have left."""
+        """Remember the counts of the other nodes at this ring, and which of these nodes have not answered the
+        previous ring. Record in the store which nodes have left."""
         before, self._others = self._others, {node: mark.value for node, mark in marks.items()}
         still = [node for node, count in self._others.items() if before.get(node) == count]
         self._unanswered = {node: self._unanswered.get(node, 0) + 1 for node in still}
@@ -146,7 +149,8 @@ class HighWater:
         return {node: mark.value for node, mark in (await self._marks(MEMBERS_MAX)).items()}
 
     async def _marks(self, count: int) -> dict[str, _Mark]:
-        """Return the marks of the first `count` nodes that have not left. Reads a mark of each node before them."""
+        """Return the marks of the first `count` nodes that have not left. Also reads one mark for each node that has
+        left among them."""
         found: dict[str, _Mark] = {}
         for node in await self._store.children(paths.HIGH_WATER):
             if len(found) == count:
@@ -157,7 +161,8 @@ class HighWater:
         return found
 
     async def _read(self, path: str) -> tuple[int | None, int | None]:
-        """Return the count, None if it is not a number, and its version; 0 and None if there is no mark."""
+        """Return the count and its version. The count is None if it is not a number. Returns 0 and None if there is
+        no mark."""
         try:
             data, stat = await self._store.get(path)
         except NoSuchNode:
@@ -166,7 +171,7 @@ class HighWater:
 
 
 def _number(data: bytes, what: str) -> int | None:
-    """Return the count; None, and log it, if it is no number."""
+    """Return the count. If the data are not a number, log that and return None."""
     if data.isdigit() and len(data) <= DIGITS_MAX:
         return int(data)
     if data == GONE:
@@ -176,15 +181,18 @@ def _number(data: bytes, what: str) -> int | None:
 
 
 async def agreed_by_a_majority(store: MetadataStore) -> None:
-    """Return once a majority of the store's servers has agreed to a request of this session; later reads of this
-    connection see all that was committed before. A sync does less: a ZooKeeper server that has been deposed answers it,
-    too. A write that fails is agreed on like one that succeeds."""
+    """Wait until a majority of the store's servers has agreed to a request of this session. Later reads on this
+    connection see everything that was committed before.
+
+    A sync guarantees less, because a ZooKeeper server that has been deposed also answers a sync. The request is a write
+    that fails, which needs the same agreement as one that succeeds.
+    """
     with suppress(NoSuchNode):
         await store.delete(BARRIER, -1)
 
 
 def _read(disk: Disk, node: str, cluster: str) -> int:
-    """Return the count of the file; 0 if there is none for this node of this cluster."""
+    """Return the count in the file, or 0 if there is no file for this node of this cluster."""
     if not disk.exists(FILE):
         return 0
     try:
@@ -209,7 +217,8 @@ def _line(cluster: bytes, node: bytes, count: int) -> bytes:
 
 
 async def _write(disk: Disk, node: str, cluster: str, count: int) -> None:
-    """Return once it is on the disk. In place, so that a full disk takes it, too. Raises OSError."""
+    """Write the count and wait until it is on the disk. The file is overwritten in place, so that this works on a
+    full disk. Raises OSError."""
     is_new = not disk.exists(FILE)
     file = disk.open(FILE, create=True)
     try:

@@ -1,7 +1,7 @@
 """The highest version of each node that this process has read or written. Decides only.
 
-Versions of a node only rise while the metadata store keeps its history. A lower version than one seen before is either
-an answer of a server that lags, or of an older copy of the metadata (docs/protocol.md B29).
+Versions of a node only rise while the metadata store keeps its history. A version that is lower than one seen before
+comes from a server that lags, or from an older copy of the metadata (docs/protocol.md B29).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import NamedTuple
 from kvstore.meta.store import Stat
 
 PATHS_MAX = 10_000
-"""Number of paths that are remembered, some 2 MB. The path that was used least recently is forgotten first."""
+"""Number of paths that are remembered, which take about 2 MB. The least recently used path is forgotten first."""
 
 
 class Version(NamedTuple):
-    """A version of a node. A node that is deleted and created again has a later `created`."""
+    """A version of a node. If a node is deleted and created again, the new node has a later `created`."""
 
     created: int
     number: int
@@ -34,7 +34,8 @@ class SeenVersions:
         return self._seen.get(path)
 
     def note(self, path: str, stat: Stat) -> bool:
-        """Remember a version that was read. Return False, and remember nothing, if a higher one was seen before."""
+        """Remember a version that was read, and return True. If a higher version was seen before, return False and
+        remember nothing."""
         found, known = Version(stat.created, stat.version), self.highest(path)
         if known is not None and found < known:
             return False
@@ -45,11 +46,11 @@ class SeenVersions:
         return True
 
     def note_written(self, path: str, number: int) -> None:
-        """Remember a version that a write of this process has made of a node that was read before."""
+        """Remember the version that a write of this process gave to a node. The node must have been read before."""
         known = self.highest(path)
         if known is not None and number > known.number:
             self._seen[path] = Version(known.created, number)
 
     def forget(self) -> None:
-        """Forget everything: some of it is from an older copy, over one connection or several."""
+        """Forget all versions, because some of them came from an older copy."""
         self._seen.clear()

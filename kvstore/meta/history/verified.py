@@ -1,5 +1,5 @@
-"""A metadata store that refuses every call while it holds an older copy of the metadata than was seen before. All calls
-of a node pass through this store, whichever driver is behind it (docs/protocol.md B29)."""
+"""A metadata store that refuses every call while its driver is connected to an older copy of the metadata than was
+seen before. All calls of a node pass through this store, whatever the driver (docs/protocol.md B29)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from kvstore.meta.store import Change, Create, MetadataStore, SessionState, SetD
 
 # docs/protocol.md B29
 class VerifiedStore:
-    """A MetadataStore in front of a driver's. `open` it before the first call; `close` closes the driver's, too."""
+    """A MetadataStore that verifies the store of a driver. Call `open` before any other method. `close` also closes
+    the driver's store."""
 
     def __init__(self, inner: MetadataStore, disk: Disk, node: str) -> None:
         self.history = inner.history
@@ -26,8 +27,8 @@ class VerifiedStore:
         self._listeners: list[tuple[Callable[[SessionState], None], contextvars.Context]] = []
 
     async def open(self, nursery: Nursery) -> None:
-        """Verify the store, and each later connection in the background. Raises MetadataLost if the store is an older
-        copy, MetadataUnavailable, MetadataUnknown."""
+        """Verify the store now, and verify each later connection in the background. Raises MetadataLost if the store
+        is an older copy, MetadataUnavailable, MetadataUnknown."""
         await self._verifier.start(nursery)
 
     @property
@@ -105,7 +106,7 @@ class VerifiedStore:
             self._watches.remove(watch)
 
     def _changed(self) -> None:
-        """Report whether the store can be used to all listeners and watches."""
+        """Notify all listeners and watches whether the store can be used."""
         state = self.state
         if state is self._reported:
             return
@@ -117,7 +118,8 @@ class VerifiedStore:
 
 
 class _VerifiedWatch:
-    """A watch whose calls wait until the connection is verified: the driver calls after each reconnect, before that."""
+    """A watch that delays calls until the connection is verified. The driver calls it after each reconnect, before
+    the verification."""
 
     def __init__(self, store: VerifiedStore, verifier: Verifier, changed: Callable[[], None]) -> None:
         self.inner: Watch
@@ -138,7 +140,8 @@ class _VerifiedWatch:
             self._has_missed = True
 
     def report(self, state: SessionState) -> None:
-        """Call for a missed change. Also call if an older copy was found, so that the caller notices."""
+        """Deliver a call that was delayed. Also deliver a call if an older copy was found, so that the caller
+        notices it."""
         if state is SessionState.OLDER or (state is SessionState.CONNECTED and self._has_missed):
             self._has_missed = False
             if not self._is_scheduled:

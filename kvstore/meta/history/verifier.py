@@ -37,8 +37,8 @@ from kvstore.meta.store import MetadataStore, SessionState, Stat
 log = logging.getLogger(__name__)
 
 RAISE_S = 3.0
-"""Time from a change of the metadata to the next high-water mark, and from there to its confirmation, in seconds. Each
-costs the store two writes and a few reads, and the node's disk a sync. Unchanged metadata cost nothing."""
+"""Seconds from a change of the metadata to the next high-water mark, and from the mark to its confirmation. Each of
+them costs the store two writes and a few reads, and the node's disk a sync. Unchanged metadata cost nothing."""
 CONFIRM_ROUNDS = 3
 """Rounds for which a high-water mark is not raised again while other nodes may still confirm it."""
 RETRY_S = 0.2
@@ -47,14 +47,14 @@ ADVICE = "restore a later copy (docs/how-to/back-up-and-restore-metadata.md)"
 
 # docs/protocol.md B29
 class Verifier:
-    """The verification of one store of one node. `changed` is called when the store may be used, or must not any
-    more."""
+    """Verifies one metadata store for one node. Calls `changed` when the store may be used, or may no longer be
+    used."""
 
     def __init__(self, store: MetadataStore, disk: Disk, node: str, changed: Callable[[], None]) -> None:
         self.older = ""
-        """Reason why the store counts as an older copy; empty if it does not."""
+        """Reason why the store is considered an older copy; empty if it is not."""
         self.news = self._marked_news = 0
-        """Number of changes of the metadata that this process knows of, and how many of them when it raised the
+        """Number of changes of the metadata that this process knows of, and their number when it last raised the
         high-water mark."""
         self.seen = SeenVersions()
         self.mark: HighWater | None = None
@@ -63,16 +63,16 @@ class Verifier:
         self._is_rung = False
         """True if another node has raised its high-water mark and waits until others do."""
         self._lower_path = ""
-        """Path of the node whose lower version was found last; empty if there is none."""
+        """Path of the node for which a lower version was found last; empty if there is none."""
         self._waited = 0
-        """Rounds for which the last high-water mark was not confirmed."""
+        """Number of rounds since the last high-water mark in which it was not confirmed."""
         self._verified = -1
-        """Number of the connection that was verified last."""
+        """Number of the connection that was verified most recently."""
         self._wake = asyncio.Event()
 
     @property
     def is_open(self) -> bool:
-        """True if calls are allowed on the present connection."""
+        """True if calls are allowed on the current connection."""
         return not self.older and self._verified == self._store.history.generation
 
     @property
@@ -81,7 +81,8 @@ class Verifier:
         return self.news != self._marked_news
 
     def check(self, path: str) -> None:
-        """Raise OlderMetadata, or MetadataUnavailable while the connection is not verified."""
+        """Raise OlderMetadata if the store is an older copy, or MetadataUnavailable while the connection is not
+        verified."""
         if self.older:
             raise OlderMetadata(f"{path}: the metadata store is an older copy of itself: {self.older}; {ADVICE}")
         if not self.is_open:
@@ -106,8 +107,8 @@ class Verifier:
         nursery.spawn(self._run(), name="metadata verification")
 
     async def judge(self, path: str) -> tuple[bytes, Stat]:
-        """Read again a node that had a lower version than was seen before, at a state that a majority of the servers
-        has confirmed. Raises OlderMetadata if the version is still lower."""
+        """Read a node again that had a lower version than was seen before. The read returns a state that a majority
+        of the servers has confirmed. Raises OlderMetadata if the version is still lower."""
         known, generation = self.seen.highest(path), self._store.history.generation
         await agreed_by_a_majority(self._store)
         data, stat = await self._store.get(path)
@@ -146,7 +147,7 @@ class Verifier:
         self._wake.set()
 
     async def _verify(self) -> None:
-        """Find out whether calls may be allowed on the present connection. Raises MetadataError, Corrupted."""
+        """Decide if calls are allowed on the current connection. Raises MetadataError, Corrupted."""
         generation = self._store.history.generation
         if self._store.state is not SessionState.CONNECTED:
             return
@@ -167,7 +168,8 @@ class Verifier:
             self._accept(generation)
 
     async def _why_older(self) -> tuple[str, bool]:
-        """Return why the store is an older copy, or an empty string, and True if another process has marked it."""
+        """Return the reason why the store is an older copy, or an empty string. Also return True if another process
+        has marked it."""
         with suppress(NoSuchNode):
             why, _ = await self._store.get(paths.OLDER_COPY)
             return why.decode(errors="replace"), True
@@ -178,8 +180,8 @@ class Verifier:
         return await self.mark.why_older(), False
 
     async def _why_still_lower(self) -> str:
-        """Return why the store does not have the version whose absence was found before, or an empty string if it has
-        that version now. Otherwise the node would use the same copy again after a moment."""
+        """Return the reason if the store still lacks the version that was found to be missing, or an empty string if
+        it has the version now. Without this check, the node would use the same copy again after a moment."""
         if not self._lower_path:
             return ""
         with suppress(NoSuchNode):

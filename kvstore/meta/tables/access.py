@@ -12,14 +12,14 @@ from kvstore.meta.tables.table import TableKind, TableStore
 
 
 class AccessStore(TableStore[AccessTable, Change]):
-    """Stores the access table. In a cluster without one the table is empty."""
+    """Stores the access table. The table is empty if the cluster has none."""
 
     def __init__(self, store: MetadataStore) -> None:
         super().__init__(store, KIND)
 
 
 class _AccessParts(msgspec.Struct):
-    """The parts of an access table. A table without `is_on` must not be taken for one that is off."""
+    """The parts that an access table must have. A table without `is_on` must not be taken for a table that is off."""
 
     is_on: bool
     users: list[msgspec.Raw]

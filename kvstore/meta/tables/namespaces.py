@@ -11,14 +11,14 @@ from kvstore.namespaces import Change, NamespaceTable, Remove, applied
 
 
 class NamespaceStore(TableStore[NamespaceTable, Change]):
-    """Stores the table of namespaces. In a cluster without one the table is empty."""
+    """Stores the table of namespaces. The table is empty if the cluster has none."""
 
     def __init__(self, store: MetadataStore) -> None:
         super().__init__(store, KIND)
 
 
 class _NamespaceParts(msgspec.Struct):
-    """The part of a namespace table. A table without it must not be taken for an empty one."""
+    """The part that a table of namespaces must have. A table without it must not be taken for an empty table."""
 
     namespaces: list[msgspec.Raw]
 

@@ -1,4 +1,4 @@
-"""A table in one node of the metadata store, so that each change of it is atomic."""
+"""A table that is stored in one node of the metadata store, so that each change of the table is atomic."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvstore.meta.store import MetadataStore, Watch
 from kvstore.meta.update import update
 
 TABLE_BYTES_MAX = 512 << 10
-"""Maximum size of a table, in bytes: half of what a ZooKeeper node holds."""
+"""Maximum size of a table in bytes, which is half the capacity of a ZooKeeper node."""
 _ABSENT = -1
 
 T = TypeVar("T")
@@ -27,24 +27,26 @@ class TableKind(Generic[T, C]):
 
     path: str
     what: str
-    """Name for people, for example "the table of users and roles"."""
+    """Name of the table in messages, for example "the table of users and roles"."""
     empty: T
     """The table of a cluster without one."""
     whole: type[msgspec.Struct]
     """Parts that a table must have. A table without a part must not be taken for one where the part is empty."""
     applied: Callable[[T, C], T]
-    """Returns the table after a change. Raises InvalidRequest, and NotThere for an item that is not in the table."""
+    """Function that returns the table after a change. Raises InvalidRequest, or NotThere if an item is not in the
+    table."""
     removals: tuple[type, ...]
-    """Changes that count as done if there is nothing to remove."""
+    """Types of changes that count as done if there is nothing to remove."""
 
     def decoded(self, data: bytes) -> T:
-        """Return the table in `data`. Raises UndecodableNode."""
+        """Decode a table. Raises UndecodableNode."""
         codec.decode(self.whole, data, what=self.path)
         return codec.decode(type(self.empty), data, what=self.path)
 
 
 class TableStore(Generic[T, C]):
-    """Reads and changes one table. Calls raise MetadataUnavailable or MetadataUnknown besides what they name."""
+    """Reads and changes one table. Calls raise MetadataUnavailable or MetadataUnknown in addition to the errors that
+    they name."""
 
     def __init__(self, store: MetadataStore, kind: TableKind[T, C]) -> None:
         self._store, self._kind = store, kind
@@ -55,16 +57,17 @@ class TableStore(Generic[T, C]):
         return self._kind.empty
 
     async def read(self) -> T:
-        """Return the table; empty if the cluster has none. Raises UndecodableNode."""
+        """Return the table, which is empty if the cluster has none. Raises UndecodableNode."""
         return (await self._read())[0]
 
     async def read_or_none(self) -> T | None:
-        """Return the table; None if the cluster has none. Raises UndecodableNode."""
+        """Return the table, or None if the cluster has none. Raises UndecodableNode."""
         table, version = await self._read()
         return table if version != _ABSENT else None
 
     async def change(self, change: C) -> T:
-        """Carry out a change and return the table after it. Raises InvalidRequest, UndecodableNode, VersionConflict."""
+        """Apply a change to the table and return the table after the change. Raises InvalidRequest, UndecodableNode,
+        VersionConflict."""
         kind, is_tried = self._kind, False
 
         def decide(table: T) -> T:

@@ -15,7 +15,7 @@ from kvstore.meta.transfer import ZOOKEEPERS_OWN
 from kvstore.meta.zookeeper.store import ZooKeeperStore
 
 TOGETHER = 64
-"""Nodes that are processed concurrently."""
+"""Number of nodes that are processed concurrently."""
 PASSES_MAX = 5
 _WORLD = "world"
 
@@ -33,11 +33,11 @@ class AclOutcome:
 
 
 async def set_acls(store: ZooKeeperStore, acl: Acl) -> AclOutcome:
-    """Set the ACL of the chroot and of every node below it, and repeat until no node has another ACL: a process that
-    does not set ACLs yet may have created one meanwhile.
+    """Set the ACL of the chroot and of every node below it. Repeat this until no node has another ACL, because a
+    process that does not set ACLs yet may have created a node meanwhile.
 
-    Parents come before their children, so that nobody creates new nodes below a closed one. Raises MetadataDenied if
-    nodes keep being created with another ACL, MetadataUnavailable, MetadataUnknown.
+    Parents come before their children, so that no new nodes are created below a restricted one. Raises MetadataDenied
+    if nodes keep being created with another ACL, MetadataUnavailable, MetadataUnknown.
     """
     total = AclOutcome()
     for _ in range(PASSES_MAX):
@@ -52,8 +52,9 @@ async def set_acls(store: ZooKeeperStore, acl: Acl) -> AclOutcome:
 
 
 async def close_root(address: str, login: MetadataLogin) -> None:
-    """Let other users read the root of a ZooKeeper but create nothing there: nodes beside a cluster's use memory and
-    disk of the same servers. `address` may have a chroot. Raises what `ZooKeeperStore.connect` raises."""
+    """Let other users read the root of a ZooKeeper but create nothing in it, because nodes beside a cluster's own
+    use memory and disk of the same servers. `address` may have a chroot. Raises the errors of
+    `ZooKeeperStore.connect`."""
     store = await ZooKeeperStore.connect(address.partition("/")[0], login=login)
     try:
         await store.set_acl("/", [*CREATOR_ALL_ACL, *READ_ACL_UNSAFE])

@@ -112,7 +112,7 @@ def _error(path: str, error: BaseException) -> MetadataError:
 
 
 class ZooKeeperStore:
-    """A MetadataStore on a ZooKeeper ensemble, below the chroot of its connection string. Create it with `connect`."""
+    """A MetadataStore on a ZooKeeper ensemble, below the chroot of its address. Create it with `connect`."""
 
     def __init__(
         self,
@@ -148,9 +148,12 @@ class ZooKeeperStore:
         login: MetadataLogin | None = None,
         liveness: Liveness = UNWATCHED,
     ) -> ZooKeeperStore:
-        """Return a connected store at `host:port,host:port/chroot`, with its chroot created and readable. Raises
-        MetadataUnavailable after `connect_timeout_s`, MetadataDenied if the login is refused or its user may not read
-        the chroot, OSError for unusable TLS files, ConfigError. It reconnects by itself from then on."""
+        """Connect to the store at `host:port,host:port/chroot`, and create the chroot if it is absent. The store
+        reconnects by itself afterwards.
+
+        Raises MetadataUnavailable after `connect_timeout_s` seconds, MetadataDenied if the login is refused or its user
+        may not read the chroot, OSError for unusable TLS files, ConfigError.
+        """
         if tls is not None:
             tls.client_context()  # kazoo would take a missing file for a server that is down, and retry forever
         store = cls(
@@ -278,7 +281,7 @@ class ZooKeeperStore:
 
     @property
     def has_chroot(self) -> bool:
-        """True if its tree is below a node, so that other trees may exist beside it."""
+        """True if the tree of this store is below a node, so that other trees may exist beside it."""
         return bool(self._chroot)
 
     async def acl(self, path: str) -> list[ACL]:

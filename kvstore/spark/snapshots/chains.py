@@ -1,4 +1,5 @@
-"""Chains of snapshots: what each builds on, where a chain can be cut, and what can be removed. Decides only.
+"""Chains of snapshots: which snapshots each one builds on, where a chain can be cut, and which snapshots can be
+removed. Decides only.
 
 A chain is a full snapshot followed by incremental snapshots, each of which continues the one before. The last snapshot
 can be restored only while all snapshots before it exist.
@@ -18,12 +19,13 @@ Catalogue = Mapping[str, Manifest]
 
 
 def newest_or_none(catalogue: Catalogue) -> Manifest | None:
-    """Return the snapshot with the latest positions, or None."""
+    """Return the snapshot with the latest positions, or None if there are no snapshots."""
     return max(catalogue.values(), key=_age, default=None)
 
 
 def check_one_cluster(catalogue: Catalogue) -> None:
-    """Raise InvalidRequest if the newest snapshot is ambiguous because several clusters have snapshots here."""
+    """Raise InvalidRequest if the catalogue has snapshots of several clusters, because "the newest" is then
+    ambiguous."""
     newest = {each.cluster: each.id for each in in_order(catalogue)}
     if len(newest) > 1:
         raise InvalidRequest(
@@ -32,19 +34,22 @@ def check_one_cluster(catalogue: Catalogue) -> None:
 
 
 def in_order(catalogue: Catalogue) -> list[Manifest]:
-    """Return the snapshots, oldest first."""
+    """Return all snapshots of the catalogue, oldest first."""
     return sorted(catalogue.values(), key=_age)
 
 
 def _age(manifest: Manifest) -> tuple[int, int, str]:
-    """Sort by the servers' clocks, which never go back. Clocks of machines that take snapshots may."""
+    """Return the sort key for the age of a snapshot. It uses the servers' clocks, which never go back. The clocks of
+    machines that take snapshots may go back."""
     return complete_until_ms(manifest), manifest.started_ms, manifest.id
 
 
 def chain_of(catalogue: Catalogue, wanted: str, unreadable: Mapping[str, str] | None = None) -> list[Manifest]:
-    """Return the snapshots that `wanted` needs, starting with the full one and ending with `wanted`. `unreadable` has
-    the reason for each manifest that cannot be read. Raises InvalidRequest if `wanted` is missing, Corrupted if another
-    snapshot is missing or two do not match."""
+    """Return the chain of the snapshot `wanted`: first the full snapshot, last `wanted` itself.
+
+    `unreadable` gives the reason for each snapshot whose manifest cannot be read. Raises InvalidRequest if `wanted` is
+    missing, Corrupted if another snapshot of the chain is missing or two neighbours do not match.
+    """
     found: list[Manifest] = []
     name: str | None = wanted
     while name is not None:
@@ -87,20 +92,26 @@ def check_continues(parent: Manifest, child: Manifest) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The wanted end of a chain: a moment for all partitions, or a sequence for some. By default, the whole chain."""
+    """The point at which to end a chain: one moment for all partitions, or a sequence for some partitions. By
+    default, the cut is at the end of the chain."""
 
     time_ms: int | None = None
     sequences: Mapping[str, int] | None = None
-    """Sequences by partition. Other partitions are included up to the end."""
+    """The last wanted sequence by partition. Partitions that are not listed are included up to their end."""
 
     def bound(self, partition: str, end: int) -> int:
-        """Return the last wanted sequence of a partition, as far as sequences limit it."""
+        """Return the last wanted sequence of a partition whose snapshot ends at the sequence `end`. Applies
+        `sequences` only, not `time_ms`."""
         return min(end, (self.sequences or {}).get(partition, end))
 
 
 def covering(catalogue: Catalogue, wanted: str | None, cut: Cut) -> list[Manifest]:
-    """Return the chain with the state at `cut`: that of `wanted` without incremental snapshots after the cut, or
-    without `wanted` the shortest that reaches the cut. Raises InvalidRequest or Corrupted if there is none."""
+    """Return the shortest chain that contains the state at `cut`.
+
+    With `wanted`, the result is the chain of that snapshot, without the incremental snapshots after the cut. Without
+    `wanted`, it is taken from the newest snapshot whose chain is intact and reaches the cut. Raises InvalidRequest or
+    Corrupted if no chain contains the state.
+    """
     if wanted is not None:
         return _cut_chain(chain_of(catalogue, wanted), cut)
     refusal: StoreError | None = None
@@ -137,12 +148,13 @@ def _cut_chain(chain: Sequence[Manifest], cut: Cut) -> list[Manifest]:
 
 
 def complete_until_ms(manifest: Manifest) -> int:
-    """Return the time up to which the snapshot has all writes: each position is a MARK with a later time."""
+    """Return the time in milliseconds up to which the snapshot has all writes. Each position is a MARK with a later
+    time."""
     return min((each.time_ms for each in manifest.partitions if not each.has_left), default=0) - 1
 
 
 def _reaches(parent: Manifest, child: Manifest, cut: Cut) -> bool:
-    """Return True if `child` may have changes before the cut."""
+    """Return True if `child` may contain changes that are before the cut."""
     if cut.time_ms is not None and all(each.time_ms > cut.time_ms for each in parent.partitions):
         return False
     before = parent.places()
@@ -154,7 +166,8 @@ def _reaches(parent: Manifest, child: Manifest, cut: Cut) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotRetention:
-    """The rule for snapshots to keep: the newest ones, and the newest one of each of the last days and weeks (UTC)."""
+    """The rule for which snapshots to keep: the newest ones, and the newest one of each of the last days and weeks
+    in UTC."""
 
     newest: int = 0
     days: int = 0
@@ -166,10 +179,12 @@ class SnapshotRetention:
 
 
 def prunable(catalogue: Catalogue, retention: SnapshotRetention) -> list[Manifest]:
-    """Return the snapshots to remove, children before parents, so that every chain is complete after each removal.
+    """Return the snapshots to remove, children before parents, so that every remaining chain is complete after each
+    removal.
 
-    The rule applies to each cluster. The snapshots that it selects are kept with all that they build on. Raises
-    Corrupted if a chain that must be kept is already broken, because then its needs are unknown.
+    The rule applies to each cluster separately. Each snapshot that the rule keeps is kept with all snapshots that it
+    builds on. Raises Corrupted if a chain that must be kept is already broken, because it is then unknown what the
+    chain needs.
     """
     newest_first = in_order(catalogue)[::-1]
     named: list[Manifest] = []
@@ -184,8 +199,8 @@ def prunable(catalogue: Catalogue, retention: SnapshotRetention) -> list[Manifes
 
 
 def _newest_of(newest_first: Iterable[Manifest], count: int, period: str) -> list[Manifest]:
-    """Return the newest snapshot of each of the last `count` periods that have one, by the servers' clocks. A wrong
-    clock of the machine that takes snapshots would otherwise push real periods out."""
+    """Return the newest snapshot of each of the last `count` periods that have a snapshot. Periods follow the
+    servers' clocks, because a wrong clock of the machine that takes snapshots would push real periods out."""
     found: dict[str, Manifest] = {}
     for manifest in newest_first:
         found.setdefault(datetime.fromtimestamp(complete_until_ms(manifest) / 1000, UTC).strftime(period), manifest)
@@ -193,7 +208,7 @@ def _newest_of(newest_first: Iterable[Manifest], count: int, period: str) -> lis
 
 
 def _depth(catalogue: Catalogue, manifest: Manifest) -> int:
-    """Return the number of snapshots that it builds on, as far as they exist."""
+    """Return the number of existing snapshots that this snapshot builds on."""
     seen = {manifest.id}
     above = catalogue.get(manifest.parent or "")
     while above is not None and above.id not in seen:

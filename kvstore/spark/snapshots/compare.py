@@ -1,4 +1,4 @@
-"""Compares a snapshot with the store that it was taken of, with a restored store, or with another snapshot."""
+"""Compares a snapshot with its original store, with a restored store, or with another snapshot."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ from kvstore.spark.snapshots.work import SnapshotPart
 
 T = TypeVar("T")
 PIN_TTL_S = 300.0
-"""Lifetime of the pin in seconds. It is renewed during the comparison, and remains this long after a killed job."""
+"""Lifetime of the comparison's pin in seconds. The pin is renewed during the comparison, and a killed job leaves it
+behind for this long."""
 
 
 def against_origin(
     tables: Tables[T], store: SnapshotStore, chain: Sequence[Manifest], cluster: ClientConfig, examples: int
 ) -> Differences:
-    """Compare the store with the snapshot plus the changes in the logs since. Raises InvalidRequest if the logs no
-    longer reach back to the snapshot."""
+    """Compare the original store with the snapshot plus the later changes from the logs. Returns the counts of
+    differences and at most `examples` keys. Raises InvalidRequest if the logs no longer reach back to the snapshot."""
     last = chain[-1]
     with _pinned(cluster, last.cluster) as pinned:
         later = [_changes_of(cluster, last.cluster, piece) for piece in _pieces_since(last, pinned, cluster)]
@@ -49,8 +50,8 @@ def against_restored(
     cluster: ClientConfig,
     examples: int,
 ) -> Differences:
-    """Compare a restored store, which should have the keys, values and expiry times of the snapshot and nothing
-    else."""
+    """Compare a restored store with the snapshot at `cut`. The store should have the keys, values and expiry times
+    of the snapshot and nothing else. Returns the counts of differences and at most `examples` keys."""
     with _pinned(cluster) as pinned:
         return _differences(tables, tables.folded(store, chain, cut), pinned, CONTENT, examples)
 
@@ -58,14 +59,15 @@ def against_restored(
 def _differences(
     tables: Tables[T], expected: T, pinned: PinnedStore, columns: Sequence[str], examples: int
 ) -> Differences:
-    """Ignore records that have expired by then, which a store may or may not have removed."""
+    """Compare a table with a pinned store. Ignores records that had expired at the pin, because a store may or may
+    not have removed them yet."""
     horizon_ms = max(each.time_ms for each in pinned.partitions)
     found = tables.read(stored(pinned))
     return tables.differences(tables.living(expected, horizon_ms), tables.living(found, horizon_ms), columns, examples)
 
 
 def stored(pinned: PinnedStore) -> list[Read]:
-    """Return the records of a pinned store."""
+    """Return functions that read the records of a pinned store, one for each part."""
     return [partial(_records_of, split) for split in pinned.splits()]
 
 
@@ -79,7 +81,8 @@ def _changes_of(cluster: ClientConfig, instance: str, piece: SnapshotPart) -> Re
 
 
 def _pieces_since(last: Manifest, pinned: PinnedStore, cluster: ClientConfig) -> list[SnapshotPart]:
-    """Return the changes since a snapshot. Raises InvalidRequest if the logs no longer have them."""
+    """Return the parts of the logs with the changes since a snapshot. Raises InvalidRequest if the logs no longer
+    have these changes."""
     with FeedReader(cluster, last.cluster) as feed:
         feeds = {each.partition: each for each in feed.positions()}
     places = (*map(place_of, pinned.partitions), *left_places(last, pinned.partitions, feeds))

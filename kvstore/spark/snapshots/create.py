@@ -1,7 +1,7 @@
-"""Takes a snapshot: tasks write one file each (runners.py), and the driver writes the manifest last.
+"""Takes a snapshot. Tasks write one file each (runners.py), and the driver writes the manifest last.
 
-Before that last step, nothing looks like a snapshot. A driver that is killed leaves its work behind, and the next
-driver continues it while the servers still keep the pinned positions.
+Until the manifest is written, nothing in the store of snapshots counts as a snapshot. If a driver is killed, the next
+driver continues the work while the servers still keep the pinned positions.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ log = logging.getLogger(__name__)
 
 
 class ProgressCallback(Protocol):
-    """Receives progress: the current step, the amount done and the total. Called from any thread."""
+    """Receives the progress of a job: the current step, the amount done and the total. May be called from any
+    thread."""
 
     def __call__(self, what: str, done: int, total: int | None) -> None: ...
 
@@ -53,8 +54,12 @@ def create(
     progress: ProgressCallback,
     published: Callable[[Manifest], None] = lambda _: None,
 ) -> Manifest:
-    """Take a snapshot in `store`. `published` is called with it while its pin still holds the logs. Raises StoreError,
-    OSError; then there is no snapshot, and the next call with the same request may continue the work."""
+    """Take a snapshot in `store` and return its manifest.
+
+    Calls `published` with the manifest while the snapshot's pin still retains the logs, so that the callback can retain
+    them for the next snapshot. Raises StoreError or OSError; then there is no new snapshot, and the next call with the
+    same request may continue the work.
+    """
     with explaining_full_disk(store.root):
         store.begin()
         progress("starting workers", 0, None)
@@ -72,7 +77,8 @@ def create(
 def or_full(
     take: Callable[[SnapshotRequest], Manifest], wanted: SnapshotRequest, report: Callable[[StoreError], None]
 ) -> Manifest:
-    """Take a snapshot with `take`, or a full one if the parent cannot be continued; `report` receives the reason."""
+    """Take a snapshot with `take`. If the request is incremental and its parent cannot be continued, pass the reason
+    to `report` and take a full snapshot instead."""
     try:
         return take(wanted)
     except NotContinuable as error:
@@ -114,8 +120,8 @@ def _begun(store: SnapshotStore, wanted: SnapshotRequest, progress: ProgressCall
 
 
 def resumed_or_none(store: SnapshotStore, wanted: SnapshotRequest) -> tuple[Work, SnapshotPlan] | None:
-    """Return the work of a driver that has ended, if it has the same request and its pin is alive. Work that can no
-    longer be continued is removed."""
+    """Return the work that an ended driver left for the same request, if its pin is alive; otherwise None. Removes
+    work that can no longer be continued."""
     for folder in store.remains():
         work = Work.abandoned_or_none(store, folder) if folder.name.startswith(WORK) else None
         if work is None:
@@ -183,7 +189,8 @@ def _make(
 
 
 def _ended_ms(wanted: SnapshotRequest, plan: SnapshotPlan) -> int:
-    """Return the end time, which is shown to people. Its failure must not fail the snapshot."""
+    """Return the end time of the snapshot in milliseconds. It is only shown to people, so a failure to read the time
+    does not fail the snapshot."""
     try:
         return max(plan.started_ms, time_of(wanted.cluster))
     except StoreError:
@@ -194,7 +201,8 @@ def _ended_ms(wanted: SnapshotRequest, plan: SnapshotPlan) -> int:
 def kept(
     wanted: SnapshotRequest, plan: SnapshotPlan, runner: Runner, check: Callable[[], None], check_s: float
 ) -> Iterator[None]:
-    """Renew the pin and report progress while the job runs. A lost pin ends the job with NoSuchPin."""
+    """Renew the pin and report progress while the block's job runs, with a check every `check_s` seconds. A lost pin
+    cancels the job with NoSuchPin."""
     ended = threading.Event()
     lost: list[StoreError] = []
 
@@ -245,8 +253,8 @@ def _release_pin(cluster: ClientConfig, plan: SnapshotPlan) -> None:
 
 
 def hold_for_next(cluster: ClientConfig, root: Location, manifest: Manifest, hours: float) -> None:
-    """Retain the logs after the newest snapshot of a directory, so that an incremental one can continue it. Raises
-    StoreError."""
+    """Retain the logs after the newest snapshot of a directory for `hours`, so that an incremental snapshot can
+    continue it. Raises StoreError."""
     # Each directory has its own hold: another directory's snapshot must not move it.
     place = str(root) if isinstance(root, RemotePath) else str(root.resolve())
     name = f"snapshot-next-{hashlib.sha256(os.fsencode(place)).hexdigest()[:12]}"

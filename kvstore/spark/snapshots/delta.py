@@ -1,8 +1,8 @@
-"""Exports snapshots to a Delta table: one row per key, and one table version per snapshot. Does not use Spark.
+"""Exports snapshots to a Delta table, with one row per key and one table version per snapshot. Does not use Spark.
 
-Each commit names its snapshot. So the next call merges only the changes since. If another full snapshot was taken
-meanwhile, it overwrites the table with that. A call after a killed one continues after the last commit. Tables with
-other content are refused. Maintenance by users (OPTIMIZE, VACUUM) changes no rows.
+Each commit to the table names its snapshot, so the next call merges only the changes since that snapshot. If the chain
+starts with a newer full snapshot, the call overwrites the table with that snapshot. A call after a killed one continues
+after the last commit. A table with other content is refused. Maintenance by users (OPTIMIZE, VACUUM) changes no rows.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from kvstore.spark.snapshots.table import read_table
 from kvstore.spark.snapshots.usable import stored_files
 
 SNAPSHOT, CLUSTER, UNTIL = "kvstore.snapshot", "kvstore.cluster", "kvstore.complete_until_ms"
-"""Names of the metadata of a commit about its snapshot."""
+"""Keys of the commit metadata that identifies the snapshot: its id, its cluster, and the time up to which it is
+complete."""
 KEEPS_ROWS = ("OPTIMIZE", "VACUUM START", "VACUUM END")
 MERGE_ROWS = 100_000
-"""Number of changes that are gathered in memory before they are reduced."""
+"""Number of changes that are gathered in memory before they are reduced to the last change of each key."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -45,9 +46,12 @@ class TableState:
 def export(
     store: SnapshotStore, chain: Sequence[Manifest], table: str, done: Callable[[int], None] = lambda rows: None
 ) -> list[str]:
-    """Update the table at this path or URL to the end of the chain. Return the snapshots that were added. Raises
-    ConfigError without deltalake, InvalidRequest for a table of other content or with a later snapshot, Unavailable,
-    Corrupted."""
+    """Update the Delta table at this path or URL to the end of the chain, and return the ids of the snapshots that were
+    added.
+
+    Calls `done` with the number of rows as they are processed. Raises ConfigError if deltalake is not installed,
+    InvalidRequest if the table has other content or a later snapshot, Unavailable, Corrupted.
+    """
     try:
         import deltalake
         from deltalake.exceptions import DeltaError
@@ -66,7 +70,7 @@ def export(
 
 @contextmanager
 def _one_line_errors(table: str, kind: type[Exception]) -> Iterator[None]:
-    """Reduce the multi-line errors of Delta's library to one line."""
+    """Replace the multi-line errors of Delta's library by errors of one line."""
     try:
         yield
     except (kind, OSError) as error:
@@ -76,8 +80,8 @@ def _one_line_errors(table: str, kind: type[Exception]) -> Iterator[None]:
 
 
 def _state_or_none(deltalake: Any, table: str) -> TableState | None:
-    """Return the snapshot of the table, or None if there is no table. Raises InvalidRequest for a table that others
-    have created or written to."""
+    """Return the snapshot that the table contains, or None if there is no table. Raises InvalidRequest if someone
+    else has created the table or written to it."""
     if not deltalake.DeltaTable.is_deltatable(table):
         return None
     commits = [each for each in deltalake.DeltaTable(table).history() if each.get("operation") not in KEEPS_ROWS]
@@ -88,7 +92,7 @@ def _state_or_none(deltalake: Any, table: str) -> TableState | None:
 
 
 def _missing(chain: Sequence[Manifest], at: TableState | None, table: str) -> Sequence[Manifest]:
-    """Return the snapshots to add, in order."""
+    """Return the snapshots of the chain that the table lacks, in order."""
     if at is None:
         return chain
     names = [each.id for each in chain]
@@ -115,8 +119,8 @@ def _write(
 
 
 def _merge(deltalake: Any, store: SnapshotStore, manifest: Manifest, table: str, done: Callable[[int], None]) -> None:
-    """Merge in one commit, so that the table is never between two snapshots. For that, first gather the last change of
-    each key."""
+    """Merge an incremental snapshot in one commit, so that the table is never between two snapshots. To make that
+    possible, first gather the last change of each key in memory."""
     last = SCHEMA.empty_table()
     waiting: list[pa.RecordBatch] = []
     for batch in _batches(store, manifest, done):

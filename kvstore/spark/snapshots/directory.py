@@ -1,4 +1,5 @@
-"""Snapshots in a directory that driver and executors see under the same path and that renames atomically.
+"""Snapshots in a local or shared directory. The driver and the executors must see it under the same path, and it must
+rename atomically.
 
 The files:
 
@@ -33,13 +34,14 @@ from kvstore.spark.snapshots.store import GONE, RESUMABLE_S, WORK, SnapshotStore
 log = logging.getLogger(__name__)
 LOCK = ".lock"
 LOCK_S, LOCK_AGAIN_S = 60.0, 0.05
-"""Maximum seconds to wait for the lock, which is held for a rename and its sync; seconds between retries."""
+"""Maximum seconds to wait for the lock, and seconds between attempts. The lock is only held for a rename and its
+sync."""
 READY = "ready"
 """The folder within a work folder that becomes the snapshot."""
 
 
 class DirectoryStore(SnapshotStore):
-    """A directory of snapshots."""
+    """The store of snapshots for a directory on a mounted file system."""
 
     def __init__(self, root: Path, keys: Keys = ()) -> None:
         super().__init__(local_path(root), keys)
@@ -71,11 +73,12 @@ class DirectoryStore(SnapshotStore):
         return None if lock is None else FileLock(lock)
 
     def is_torn(self, snapshot: str) -> bool:
-        """Return True if its folder exists. A removal renames the folder first."""
+        """Return True if the snapshot's folder exists. A removal cannot leave such a folder, because it renames the
+        folder first."""
         return self.folder(snapshot).is_dir()
 
     def may_continue(self, parent: str) -> bool:
-        """Return True if the parent exists. This is checked again under the lock."""
+        """Return True if the parent exists now. `publish` checks again under the lock."""
         return parent in self.ids()
 
     # ── coming and going ──
@@ -84,7 +87,8 @@ class DirectoryStore(SnapshotStore):
         return self.work(snapshot) / READY / manifests.DATA / f"{piece}.parquet"
 
     def publish(self, manifest: Manifest, moves: Mapping[Location, Location]) -> None:
-        """Write the manifest, then rename. Everything is on disk before it is visible."""
+        """Write the manifest, then make the snapshot visible with one rename. Everything is synced to disk before
+        the rename."""
         ready = self.work(manifest.id) / READY
         ready.mkdir(mode=FOLDER_MODE, exist_ok=True)
         (ready / manifests.DATA).mkdir(mode=FOLDER_MODE, exist_ok=True)
@@ -120,7 +124,7 @@ class DirectoryStore(SnapshotStore):
 
     @contextmanager
     def reading(self, snapshots: Sequence[str]) -> Iterator[None]:
-        """Hold a shared lock on each manifest, which ends with this process."""
+        """Hold a shared lock on each manifest during the block. The locks end with this process if it dies."""
         with ExitStack() as held:
             for each in snapshots:
                 file = held.enter_context(open(self.folder(each) / manifests.NAME, "rb"))
@@ -150,7 +154,8 @@ class DirectoryStore(SnapshotStore):
         return True
 
     def remove_work(self, folder: Location) -> None:
-        """Remove the folder. A forgotten task may still write there; `prune` removes what it leaves."""
+        """Remove the folder of unfinished work. A task that was forgotten may still write there; `prune` removes its
+        files."""
         shutil.rmtree(str(folder), ignore_errors=True)
 
     def stale_remains(self, now_s: float) -> list[Location]:
@@ -169,7 +174,7 @@ class DirectoryStore(SnapshotStore):
 
 @contextmanager
 def _unread(manifest: Path) -> Iterator[bool]:
-    """Yield True if nobody reads the snapshot; then nobody can start to while the block runs. Raises
+    """Yield True if no process reads the snapshot. Then no process can start to read it while the block runs. Raises
     FileNotFoundError."""
     try:
         file = os.open(manifest, os.O_RDWR)  # NFS requires write access for an exclusive lock
@@ -190,13 +195,13 @@ def _unread(manifest: Path) -> Iterator[bool]:
 
 
 class FileLock:
-    """A lock on a file, held until `stop` or the end of this process."""
+    """An exclusive lock on a file, held until `release` or the end of this process."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
 
     def is_held(self) -> bool:
-        """Return True: nobody else can take it while this process lives."""
+        """Return True: no other process can take the lock while this process lives."""
         return True
 
     def check(self) -> None:
@@ -235,7 +240,7 @@ def _age_s(path: Location, now_s: float) -> float:
 
 @contextmanager
 def explaining_full_disk(path: Location) -> Iterator[None]:
-    """Turn the error of a full disk at `path` into a ConfigError with advice."""
+    """Replace the error of a full disk at `path` by a ConfigError with advice."""
     try:
         yield
     except OSError as error:
@@ -260,8 +265,8 @@ def _has_inodes(path: Location) -> bool:
 
 
 def lock_or_none(folder: Path) -> int | None:
-    """Return a lock that ends with this process, or None if another process holds it, or the folder is another user's
-    or missing."""
+    """Return the descriptor of a locked file; the lock ends with this process. Return None if another process holds
+    the lock, or if the folder is missing or belongs to another user."""
     try:
         lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, FILE_MODE)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
@@ -289,7 +294,7 @@ def write_durably(path: Location, data: bytes) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable."""
+    """Sync a directory, so that the names in it survive a crash."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -298,7 +303,8 @@ def sync_directory(path: Path) -> None:
 
 
 def sync_tree(path: Path) -> None:
-    """Make the names below a directory durable. The writers of files sync their content."""
+    """Sync all directories below a path, so that their names survive a crash. The content of files is synced by
+    their writers."""
     for folder in _folders(path):
         sync_directory(folder)
 

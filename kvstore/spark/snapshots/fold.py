@@ -1,4 +1,4 @@
-"""Reduces a chain of snapshots to one table of its state at the end or at a cut: the last row of each key."""
+"""Reduces a chain of snapshots to one table with the last row of each key, at the end of the chain or at a cut."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
 NAMES = tuple(columns.COLUMNS)
 SCHEMA = columns.ddl(NAMES)
-"""The schema of a snapshot's files, the same as that of a read."""
+"""The schema of a snapshot's files as DDL, which is the schema of a read."""
 KEPT = ("version", "value", "created_version", "written_at", "expires_at", "partition")
-"""Columns of a row, the version first, because rows of a key are compared by it, also over partitions."""
+"""Columns of a row besides its key. The version comes first, because rows of a key are compared by version, even
+across partitions."""
 
 
 def folded(
@@ -33,7 +34,8 @@ def folded(
     cut: Cut,
     later: DataFrame | None = None,
 ) -> DataFrame:
-    """Return the records at the cut; `later` are changes after the chain. Raises Corrupted if files are missing."""
+    """Return the records of the chain at the cut as a data frame. `later` are changes after the chain. Raises
+    Corrupted if files are missing."""
     tables = [_table(session, store, manifest) for manifest in chain]
     tables[1:] = [table.where(_within(cut)) for table in tables[1:]]
     if later is not None:
@@ -50,14 +52,14 @@ def folded(
 
 
 def _table(session: SparkSession, store: SnapshotStore, manifest: Manifest) -> DataFrame:
-    """Return the rows of a snapshot. Tasks read files with `read_table`, because Spark's own reader follows symbolic
+    """Return the rows of one snapshot. Tasks read its files with `read_table`: Spark's own reader follows symbolic
     links and does not limit sizes, and its Hadoop libraries need jars and settings for URLs."""
     found = stored_files(store, manifest)
     return rows_read_by(session, len(found), lambda number: read_table(found[number]))
 
 
 def rows_read_by(session: SparkSession, count: int, read: Callable[[int], Iterator[Any]]) -> DataFrame:
-    """Return the rows that `count` tasks read; each receives its number."""
+    """Return a data frame of the rows that `count` tasks read. Each task calls `read` with its number, from 0."""
     if count == 0:
         return session.createDataFrame([], SCHEMA)
 
@@ -70,7 +72,7 @@ def rows_read_by(session: SparkSession, count: int, read: Callable[[int], Iterat
 
 
 def _within(cut: Cut) -> Column:
-    """Return a condition for rows of an incremental snapshot before the cut."""
+    """Return the condition that selects the rows of an incremental snapshot before the cut."""
     within = F.lit(True)
     if cut.time_ms is not None:
         within = within & (F.col("written_at") <= _moment(cut.time_ms))

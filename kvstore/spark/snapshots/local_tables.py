@@ -1,7 +1,8 @@
 """Tables of records that this process reads batch by batch, without Spark.
 
-Rows are streamed. Memory holds batches of some MiB, and for each key that incremental snapshots change, or that is
-compared, some hundred bytes and the key. So full snapshots of any size can be restored, more slowly than with Spark.
+Rows are streamed. Memory holds batches of some MiB. It also holds the key and some hundred bytes for each key that
+incremental snapshots change or that is compared. So full snapshots of any size can be restored, more slowly than with
+Spark.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ _NO_TIME = -1
 
 
 def is_small(chain: Sequence[Manifest]) -> bool:
-    """Return True if these snapshots are too small for a JVM."""
+    """Return True if these snapshots have so few rows that starting a JVM would take longer than the work."""
     return sum(manifest.rows for manifest in chain) <= SMALL_ROWS
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A table that can be read repeatedly."""
+    """A table whose batches can be read repeatedly."""
 
     batches: Read
 
@@ -85,8 +86,8 @@ class LocalTables:
 
 
 def _last_rows(full: Sequence[Read], changes: Sequence[Read]) -> Iterator[Any]:
-    """Yield the row with the highest version of each key, over all partitions, without deleted keys. Changes are read
-    twice: for their versions, then for the rows."""
+    """Yield the row with the highest version of each key, across all partitions, without deleted keys. Reads the
+    changes twice: first their versions, then their rows."""
     last: dict[bytes, int] = {}
     for part in changes:
         for batch in part():
@@ -131,7 +132,7 @@ def _size(batch: Any) -> int:
 
 
 def _contents(batch: Any, columns: Sequence[str]) -> Iterator[tuple[bytes, bytes]]:
-    """Yield each key with a checksum of these columns."""
+    """Yield each key with a checksum of the named columns."""
     others = [pc.fill_null(batch[each].cast(pa.int64()), _NO_TIME).to_pylist() for each in columns if each != "value"]
     packed = struct.Struct(f"<{len(others)}q").pack
     for key, value, *rest in zip(batch["key"].to_pylist(), batch["value"].to_pylist(), *others, strict=True):

@@ -1,8 +1,8 @@
-"""The manifest: a snapshot's description (docs/reference/formats.md, Snapshots) with its files, log positions and
-parent. Decides only.
+"""The manifest of a snapshot, which lists its files, log positions and parent (docs/reference/formats.md, Snapshots).
+Decides only.
 
-It is written last, so a folder without a manifest is not a snapshot. Its own checksum prevents a damaged manifest from
-being taken for a smaller snapshot.
+The manifest is written last, so a folder without a manifest is not a snapshot. The manifest contains its own checksum,
+so a damaged manifest is never taken for that of a smaller snapshot.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvstore.types import EntryId, LedgerId, Position
 FORMAT = 1
 NAME = "manifest.json"
 DATA = "data"
-"""The folder of a snapshot's files."""
+"""Name of the folder that contains a snapshot's files."""
 REMEDY = "restore it from a copy, or remove its folder and take a new snapshot"
 TOKEN_MAX = (1 << 32) - 1
 
@@ -35,14 +35,15 @@ _SEAL = re.compile(rb',\n "sha256": "([0-9a-f]{64})"\n}\n\Z')
 
 class SnapshotKind(StrEnum):
     FULL = "full"
-    """Every record at the positions."""
+    """The snapshot contains every record at its positions."""
     INCREMENTAL = "incremental"
-    """Every change from the parent's positions to these, in log order."""
+    """The snapshot contains every change from the parent's positions to its own positions, in log order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionPosition:
-    """The position in one partition's log, and the ranges that the partition owned there."""
+    """The position in one partition's log at which the snapshot was taken, and the token ranges that the partition
+    owned there."""
 
     partition: str
     ledger: int
@@ -52,7 +53,7 @@ class PartitionPosition:
     time_ms: int
     """Record time at the position, in milliseconds since 1970."""
     ranges: tuple[tuple[int, int], ...]
-    """Owned tokens: first and last of each range."""
+    """Owned tokens: the first and the last token of each range, both included."""
 
     @property
     def position(self) -> Position:
@@ -60,14 +61,14 @@ class PartitionPosition:
 
     @property
     def has_left(self) -> bool:
-        """True if the partition had left the ring. Then `sequence` is its last, and no position is known. A partition
-        in the ring may also own nothing, if it has just joined."""
+        """True if the partition had left the ring. Then `sequence` is the partition's last sequence, and no position
+        is known. A partition that has just joined the ring may also own no tokens, but it has a position."""
         return self.ledger < 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFile:
-    """The manifest entry of one Parquet file of a snapshot."""
+    """The manifest's entry for one Parquet file: its path, size, checksum, and what its rows contain."""
 
     path: str
     """Path relative to the snapshot's folder."""
@@ -76,10 +77,10 @@ class DataFile:
     deletes: int
     """Number of rows that record a deletion."""
     size_bytes: int
-    """Size of the file."""
+    """Size of the file in bytes."""
     sha256: str
     min_key: bytes | None
-    """None if the file has no rows."""
+    """Smallest key in the file; None if the file has no rows. The same holds for `max_key`."""
     max_key: bytes | None
     min_version: int
     max_version: int
@@ -92,9 +93,9 @@ class Manifest:
     id: str
     kind: SnapshotKind
     parent: str | None
-    """The snapshot that an incremental one continues."""
+    """Id of the snapshot that an incremental snapshot continues; None for a full snapshot."""
     cluster: str
-    """The cluster's instance id. An incremental snapshot never continues one of another cluster."""
+    """Instance id of the cluster. An incremental snapshot never continues a snapshot of another cluster."""
     started_ms: int
     ended_ms: int
     ring_version: int
@@ -107,21 +108,22 @@ class Manifest:
 
     @property
     def time_ms(self) -> int:
-        """The time of the latest position."""
+        """Time of the latest position, in milliseconds since 1970."""
         return max((each.time_ms for each in self.partitions), default=0)
 
     def places(self) -> Mapping[str, PartitionPosition]:
         return {each.partition: each for each in self.partitions}
 
     def starts(self, partitions: Iterable[str]) -> dict[str, int]:
-        """Return the sequence after which the logs of these partitions continue; 0 for partitions that joined since."""
+        """Return, for each of these partitions, the sequence after which its log continues this snapshot; 0 for
+        partitions that joined after the snapshot."""
         places = self.places()
         return {each: places[each].sequence if each in places else 0 for each in partitions}
 
 
 def encode(manifest: Manifest, keys: Keys = ()) -> bytes:
-    """Return JSON for people and programs. Its last field is the checksum of everything before it. With keys, the field
-    before that is a signature of everything before it."""
+    """Encode a manifest as JSON for people and programs. The last field is the checksum of everything before it. If
+    `keys` are given, the field before the checksum is a signature of everything before it, by the first key."""
     body = msgspec.json.format(codec.encode(manifest, format=FORMAT), indent=1)
     assert body.endswith(b"\n}")
     body = body.removesuffix(b"\n}")
@@ -131,8 +133,12 @@ def encode(manifest: Manifest, keys: Keys = ()) -> bytes:
 
 
 def decode(data: bytes, *, what: str, keys: Keys = ()) -> Manifest:
-    """Decode a manifest; `what` names it in errors. With keys, one of them must have signed it. Raises InvalidRequest
-    for a manifest of a later version, Corrupted for anything else that is not an unchanged manifest."""
+    """Decode and check a manifest; `what` names it in errors. If `keys` are given, one of them must have signed the
+    manifest.
+
+    Raises InvalidRequest for a manifest of a later version, and Corrupted for anything else that is not an unchanged
+    manifest.
+    """
     _check_format(data, what)
     seal = _SEAL.search(data)
     if seal is None or hashlib.sha256(data[: seal.start()]).hexdigest().encode() != seal[1]:
@@ -172,7 +178,7 @@ def _check_format(data: bytes, what: str) -> None:
 
 
 def problem_or_none(manifest: Manifest) -> str | None:
-    """Return why the manifest cannot come from a correct writer, or None."""
+    """Return the reason why no correct writer can have written this manifest, or None if the manifest is consistent."""
     if not is_id(manifest.id):
         return f"{manifest.id!r} is not a valid snapshot id"
     if (manifest.kind is SnapshotKind.INCREMENTAL) != (manifest.parent is not None):
@@ -195,8 +201,8 @@ def problem_or_none(manifest: Manifest) -> str | None:
 
 
 def tiling_problem_or_none(places: tuple[PartitionPosition, ...]) -> str | None:
-    """Return why the partitions do not own every token exactly once, so that a key could be missing or duplicated; else
-    None."""
+    """Return the problem if the partitions do not own every token exactly once, because a key could then be missing
+    or duplicated; otherwise None."""
     owned = sorted((first, last, each.partition) for each in places for first, last in each.ranges)
     expected = 0
     for first, last, partition in owned:
@@ -207,5 +213,5 @@ def tiling_problem_or_none(places: tuple[PartitionPosition, ...]) -> str | None:
 
 
 def is_id(text: str) -> bool:
-    """Return True if a snapshot may have this id: not a path and not hidden."""
+    """Return True if the text can be the id of a snapshot. An id is not a path and not a hidden name."""
     return _ID.fullmatch(text) is not None

@@ -40,17 +40,18 @@ from kvstore.spark.snapshots.work import PLAN, SnapshotPlan
 log = logging.getLogger(__name__)
 LOCK, MARK, READS = "lock-", "mark", "reads.json"
 COUNT_S, LEASE_S = 5.0, 30.0
-"""Seconds between a driver's counts, and seconds without a count after which others take it for dead."""
+"""Seconds between a driver's counts, and seconds without a new count after which other drivers consider it dead."""
 MARK_S = 3600.0
 """Seconds after which a remover counts as dead if it has neither removed the snapshot nor its mark."""
 LOOKS, AGAIN_S = 4, 0.1
-"""Number of times that a driver checks for its own lock before it counts as lost, and seconds between checks."""
+"""Number of times that a driver checks for its own lock before it considers the lock lost, and seconds between the
+checks."""
 MOVES = 8
 """Number of files that are moved at a time."""
 
 
 class RemoteStore(SnapshotStore):
-    """A snapshot store below a URL."""
+    """The store of snapshots below a URL."""
 
     check_s = 5.0
 
@@ -75,7 +76,7 @@ class RemoteStore(SnapshotStore):
         return bool(_names_in(self._marks(snapshot)))
 
     def check_writable(self) -> None:
-        """Try to write, because only a refusal shows missing permissions."""
+        """Write and remove a file, because only a refused write shows missing permissions."""
         probe = self.root / f".probe-{uuid4().hex}"
         try:
             probe.write(b"")
@@ -120,7 +121,8 @@ class RemoteStore(SnapshotStore):
             raise
 
     def _check_kept(self, manifest: Manifest) -> None:
-        """Raise Unavailable if another driver has removed files, or is about to, because it saw no manifest yet."""
+        """Raise Unavailable if another driver has removed files of this snapshot, or is about to, because it saw no
+        manifest yet."""
         is_marked = self._is_marked(manifest.id)
         found = {*self.folder(manifest.id).files_below()}
         if is_marked or not found >= {file.path for file in manifest.files}:
@@ -130,7 +132,8 @@ class RemoteStore(SnapshotStore):
             )
 
     def _leave_to_other(self, manifest: Manifest) -> None:
-        """Remove the files that only this driver's manifest names; the other driver continued with those it found."""
+        """Remove the files that only this driver's manifest names. The other driver has continued with the files
+        that it found."""
         theirs = self.load(manifest.id).files
         for file in manifest.files:
             if file not in theirs:
@@ -143,7 +146,8 @@ class RemoteStore(SnapshotStore):
 
     @contextmanager
     def reading(self, snapshots: Sequence[str]) -> Iterator[None]:
-        """Announce the read, then check for marks. A remover puts its mark first, then checks for readers."""
+        """Protect the snapshots during the block: announce the read, then check for marks of removers. A remover
+        puts its mark first and then checks for readers, so at least one of the two notices the other."""
         folder = self.root / f"{READ}{uuid4().hex}"
         lease = _reader_or_none(folder, snapshots)
         try:
@@ -158,7 +162,7 @@ class RemoteStore(SnapshotStore):
                 _forget(folder)
 
     def _mark(self, snapshot: str) -> RemotePath:
-        """Announce that the snapshot may be removed."""
+        """Put a mark that announces the removal of the snapshot, and return the mark's path."""
         mark = self._marks(snapshot) / f"{MARK}-{uuid4().hex}"
         mark.write(b"")
         return mark
@@ -185,8 +189,9 @@ class RemoteStore(SnapshotStore):
         return any(each.parent == snapshot for each in self.load_readable()[0].values())
 
     def remove_work(self, folder: Location) -> None:
-        """Remove files that were already moved first, so that the rest can still be found by name. Remove nothing if a
-        driver that was taken for dead publishes the snapshot meanwhile."""
+        """Remove the files of unfinished work. Files that were already moved go first, so that the remaining files
+        can still be found by name. Removes nothing if a driver that was considered dead publishes the snapshot
+        meanwhile."""
         assert isinstance(folder, RemotePath)
         snapshot, mark = folder.name.removeprefix(WORK), None
         try:
@@ -206,8 +211,8 @@ class RemoteStore(SnapshotStore):
         return [each for each in self.remains() if self._age_s(each, now_s) > (RESUMABLE_S, MARK_S)[_is_mark(each)]]
 
     def _age_s(self, folder: Location, now_s: float) -> float:
-        """Return the seconds since the last write there. A driver that only checked and released the lock does not
-        count."""
+        """Return the seconds since the last write in the folder. Released locks are ignored, because a driver that
+        only checked the work and released the lock did no work."""
         assert isinstance(folder, RemotePath)
         locks = [each for each in _names_in(folder) if _is_lock(each)]
         return now_s - folder.last_written_s({each for each in locks if _is_given_back(_bytes_of(folder / each))})
@@ -246,7 +251,7 @@ def _reader_or_none(folder: RemotePath, snapshots: Sequence[str]) -> LockHeartbe
 
 
 def _is_read(root: RemotePath, snapshot: str) -> bool:
-    """Return True if a live reader reads it; dead readers are removed."""
+    """Return True if a live reader reads the snapshot. Removes the announcements of dead readers."""
     for folder in root.iterdir():
         if not folder.name.startswith(READ) or snapshot not in _read_by(folder):
             continue
@@ -265,7 +270,7 @@ def _forget(folder: RemotePath) -> None:
 
 
 def _read_by(folder: RemotePath) -> list[str]:
-    """Return the snapshots that a reader names."""
+    """Return the ids of the snapshots that a reader has announced."""
     try:
         return list(json.loads((folder / READS).read_bytes()))
     except (FileNotFoundError, ValueError):  # the reader is leaving, or ended while it wrote
@@ -297,7 +302,7 @@ def _check_size(place: RemotePath, wanted: int) -> None:
 
 
 class LockHeartbeat:
-    """A lock that counts in `lock-<n>` of a folder as long as this process lives."""
+    """A lock that shows that this process is alive: a thread raises a count in the file `lock-<n>` of a folder."""
 
     def __init__(self, folder: RemotePath, number: int) -> None:
         self._folder, self._number = folder, number
@@ -309,7 +314,8 @@ class LockHeartbeat:
 
     @classmethod
     def or_none(cls, folder: RemotePath) -> LockHeartbeat | None:
-        """Take the lock. Return None if another driver is alive, which takes up to LEASE_S to find out."""
+        """Take the lock of a folder. Returns None if another driver is alive; finding that out takes up to LEASE_S
+        seconds."""
         number, said = _last_of(folder)
         over = time.monotonic() + LEASE_S
         while number and time.monotonic() < over:
@@ -376,7 +382,7 @@ def _is_given_back(said: bytes) -> bool:
 
 
 def _last_of(folder: RemotePath) -> tuple[int, bytes]:
-    """Return the number of the last driver's lock and its content; 0 if there is none."""
+    """Return the number and the content of the last driver's lock; the number is 0 if there is no lock."""
     last = max(filter(_is_lock, _names_in(folder)), default=None)
     if last is None:
         return 0, b""

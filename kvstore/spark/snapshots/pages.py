@@ -21,8 +21,9 @@ Fields = dict[int, Any]
 
 
 def check_pages(file: BinaryIO, group: Any, what: str, *, bytes_max: int, with_dictionary: str) -> None:
-    """Raise Corrupted if the pages of a row group unpack to more than `bytes_max` bytes, have another number of rows
-    than the group, or are not plainly encoded. The column `with_dictionary` may have a dictionary."""
+    """Check the page headers of one row group. Raises Corrupted if its pages unpack to more than `bytes_max` bytes,
+    have another number of rows than the group, or are not plainly encoded. Only the column `with_dictionary` may
+    have a dictionary."""
     unpacked = 0
     for number in range(group.num_columns):
         column = group.column(number)
@@ -68,7 +69,8 @@ def _header_at(file: BinaryIO, at: int, what: str) -> tuple[Fields, int]:
 
 
 def _struct(data: bytes, at: int, depth: int) -> tuple[Fields, int]:
-    """Return the fields of a struct by number, and its end. Raises ValueError, IndexError."""
+    """Parse a Thrift struct at the offset `at`. Returns its fields by number and the offset of its end. Raises
+    ValueError, IndexError."""
     if depth > _DEPTH_MAX:
         raise ValueError(f"expected structs at most {_DEPTH_MAX} deep")
     fields: Fields = {}

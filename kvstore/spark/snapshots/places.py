@@ -15,19 +15,20 @@ from kvstore.spark.snapshots.store import SnapshotStore
 
 
 def store_of(place: Location) -> SnapshotStore:
-    """Return the store at a place, which need not exist yet. Raises ConfigError for an invalid manifest key."""
+    """Return the store of snapshots at a place. The place need not exist yet. Raises ConfigError for an invalid
+    manifest key."""
     keys = keys_of_environment()
     return RemoteStore(place, keys) if isinstance(place, RemotePath) else DirectoryStore(place, keys)
 
 
 def open_store(text: str) -> SnapshotStore:
-    """Return the store at a path or URL. Raises ConfigError."""
+    """Return the store of snapshots at a path or URL. Raises ConfigError."""
     return store_of(_absolute(location(text)))
 
 
 def store_at(text: str) -> tuple[SnapshotStore, str | None]:
-    """Return the store at a path or URL, and the snapshot id if the place is one snapshot's folder. Raises
-    ConfigError."""
+    """Return the store of snapshots at a path or URL. If the place is the folder of one snapshot, also return the id
+    of that snapshot, otherwise None. Raises ConfigError."""
     place = _absolute(location(text))
     if (place / manifests.NAME).exists():
         return store_of(place.parent), place.name

@@ -1,4 +1,5 @@
-"""Divides a new snapshot into parts: of the pinned store, or of the logs since the parent snapshot."""
+"""Plans a new snapshot: pins the store, and divides the pinned store, or the logs since the parent, into parts for
+tasks."""
 
 from __future__ import annotations
 
@@ -19,19 +20,20 @@ from kvstore.spark.snapshots.work import SnapshotPart, SnapshotPlan
 log = logging.getLogger(__name__)
 
 PIN_TTL_S = 900.0
-"""Seconds within which a killed job can be resumed."""
+"""Lifetime of the snapshot's pin in seconds. A killed job can be resumed within this time."""
 SPLIT_BYTES = 32 << 20
-"""Bytes per part: some seconds of work at most, so that little is lost if a task dies, and tasks end together."""
+"""Bytes per part. A part takes a few seconds at most, so that little work is lost if a task dies, and all tasks end
+at about the same time."""
 CHANGES_PER_PIECE = 500_000
 PIECES_PER_PARTITION_MAX = 64
 SILENT_S, AGAIN_S = 15.0, 0.5
-"""Seconds for which a partition that owns nothing may have no leader, and seconds between polls."""
+"""Seconds for which a partition that owns no tokens may be without a leader, and seconds between the checks."""
 GIVE_BACK_S = 5.0
-"""Maximum seconds that an ended command waits for servers that do not answer."""
+"""Maximum seconds that a finished command waits for servers to release its pin and its logs."""
 
 
 class NotContinuable(InvalidRequest):
-    """The logs no longer have all changes since the parent: only a full snapshot is possible."""
+    """The logs no longer have all changes since the parent, so only a full snapshot is possible."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +44,12 @@ class SnapshotRequest:
     instance: str
     """The cluster's instance id."""
     parent: Manifest | None = None
-    """None for a full snapshot."""
+    """The snapshot to continue; None for a full snapshot."""
     compression: str = "zstd"
     split_bytes: int = SPLIT_BYTES
     pin_ttl_s: float = PIN_TTL_S
     bytes_per_s: float = 0.0
-    """Maximum bytes of keys and values per second in all tasks together; 0 means no limit."""
+    """Maximum bytes of keys and values per second, over all tasks together; 0 means no limit."""
 
     @property
     def kind(self) -> SnapshotKind:
@@ -58,18 +60,21 @@ class SnapshotRequest:
         return self.parent.id if self.parent else None
 
     def fits(self, plan: SnapshotPlan) -> bool:
-        """Return True if a killed job had the same request."""
+        """Return True if a killed job with this plan had the same request, so that its work can be continued."""
         return (plan.kind, plan.parent, plan.cluster) == (self.kind, self.parent_id, self.instance)
 
 
 def pin_name(snapshot: str) -> str:
-    """Return the pin name for what a snapshot reads."""
+    """Return the name of the pin for a snapshot."""
     return f"snapshot-{snapshot}"
 
 
 def plan_snapshot(wanted: SnapshotRequest, now_ms: int) -> SnapshotPlan:
-    """Pin the store and divide it. Raises StoreError; NotContinuable if the logs no longer have all changes for an
-    incremental snapshot. After an error, everything that was pinned is released, as far as possible."""
+    """Pin the store and divide the snapshot into parts; `now_ms` is its start time.
+
+    Raises StoreError, in particular NotContinuable if the logs no longer have all changes for an incremental snapshot.
+    After an error, the function releases everything that it has pinned. A pin that cannot be released expires.
+    """
     moment = datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%Y%m%dT%H%M%SZ")
     name = f"{moment}-{'incr' if wanted.parent else 'full'}-{uuid4().hex[:4]}"
     held: set[str] = set()
@@ -99,8 +104,12 @@ def plan_snapshot(wanted: SnapshotRequest, now_ms: int) -> SnapshotPlan:
 
 
 def _pin(wanted: SnapshotRequest, name: str, feed: FeedReader) -> tuple[PinnedStore, list[PartitionFeed]]:
-    """Pin a position in every partition that has logged anything. Return also the feeds from before. A partition that
-    owns nothing may not get pinned, but its keys have changed, and it may own keys again. Raises Unavailable."""
+    """Pin a position in every partition that has logged anything. Returns the pin, and the feeds as they were before
+    the pin.
+
+    A partition that owns no tokens may fail to be pinned. It cannot be skipped, because its keys have changed and it
+    may own tokens again, so the function raises Unavailable.
+    """
     until = time.monotonic() + SILENT_S
     while True:
         before = feed.positions()
@@ -137,7 +146,8 @@ def place_of(pinned: PinnedPartition) -> PartitionPosition:
 
 
 def _past(left: Iterable[PartitionFeed], pinned: PinnedStore) -> Iterator[PartitionPosition]:
-    """Yield partitions that had already left the ring. A partition that is not listed joined later."""
+    """Yield the positions of partitions that had left the ring before the pin. A partition that is neither pinned
+    nor yielded joined later."""
     here = {each.partition for each in pinned.partitions}
     time_ms = min(each.time_ms for each in pinned.partitions)
     return (_place_of_left(each, time_ms) for each in left if each.partition not in here)
@@ -166,7 +176,7 @@ def _splits(pinned: PinnedStore) -> Iterator[SnapshotPart]:
 def _plan_changes(
     wanted: SnapshotRequest, parent: Manifest, name: str, held: set[str]
 ) -> tuple[PinnedStore, tuple[PartitionPosition, ...], tuple[SnapshotPart, ...]]:
-    """Plan an incremental snapshot; `held` receives the partitions whose logs are retained."""
+    """Plan an incremental snapshot. Adds the partitions whose logs are retained to `held`."""
     with FeedReader(wanted.cluster, wanted.instance) as feed:
         feeds = {each.partition: each for each in feed.positions()}
         starts = behind(parent, feeds.values())
@@ -182,8 +192,8 @@ def _plan_changes(
 
 
 def behind(manifest: Manifest, feeds: Iterable[PartitionFeed]) -> dict[str, int]:
-    """Return the sequences after which logs continue from a snapshot, for partitions in the ring and those that have
-    left since. Other partitions have nothing to retain."""
+    """Return the sequence after which each partition's log continues a snapshot, for partitions in the ring and
+    partitions that have left it since. Other partitions have no logs to retain."""
     places = manifest.places()
     return manifest.starts(
         each.partition
@@ -193,8 +203,8 @@ def behind(manifest: Manifest, feeds: Iterable[PartitionFeed]) -> dict[str, int]
 
 
 def release_pin(cluster: ClientConfig, snapshot: str, held: Iterable[str]) -> None:
-    """Release the pin and the retained logs of these partitions. Anything that cannot be released now expires on its
-    own."""
+    """Release the snapshot's pin and the retained logs of these partitions. A pin or log that cannot be released now
+    expires."""
     name, positions = pin_name(snapshot), dict.fromkeys(held, 0)  # only named partitions are released
     try:
         unpin(cluster, name, timeout_s=GIVE_BACK_S)
@@ -210,7 +220,7 @@ def release_pin(cluster: ClientConfig, snapshot: str, held: Iterable[str]) -> No
 
 
 def trimmed(parent: Manifest, error: PositionTrimmed) -> str:
-    """Return the message for logs that no longer reach back to the parent."""
+    """Return the error message for logs that no longer reach back to the parent snapshot."""
     return (
         f"the log does not reach back to snapshot {parent.id} ({error}); take a full snapshot; --hold-hours retains "
         "the "
@@ -221,9 +231,11 @@ def trimmed(parent: Manifest, error: PositionTrimmed) -> str:
 def left_places(
     parent: Manifest, pinned: Sequence[PinnedPartition], feeds: Mapping[str, PartitionFeed]
 ) -> Iterator[PartitionPosition]:
-    """Yield the ends of the logs of partitions that have left the ring. Raises NotContinuable if the parent does not
-    list such a partition, or if its log is gone and the parent does not have it to its end. Raises Unavailable if a
-    partition in the ring was not pinned."""
+    """Yield the last positions of partitions that have left the ring.
+
+    Raises NotContinuable if the parent does not list such a partition, or if the partition's log is gone and the parent
+    does not include its end. Raises Unavailable if a partition in the ring was not pinned.
+    """
     here = {each.partition for each in pinned}
     ended = {each for each, feed in feeds.items() if feed.ended and (feed.gone or feed.latest)}
     unknown = sorted(ended - here - parent.places().keys())
@@ -253,7 +265,7 @@ def left_places(
 def change_pieces(
     parent: Manifest, places: Sequence[PartitionPosition], feeds: Mapping[str, PartitionFeed]
 ) -> Iterator[SnapshotPart]:
-    """Divide the logs between two snapshots into sequences for tasks."""
+    """Divide the logs between the parent's positions and the new positions into parts for tasks."""
     starts = parent.starts(each.partition for each in places)
     for place in places:
         start = starts[place.partition]

@@ -1,8 +1,9 @@
-"""Paths on file systems that are not mounted here: `s3://bucket/x`, `sftp://host/x`, `webhdfs://host/x` and any other
-for which fsspec has a driver. Offers only those methods of pathlib that snapshots use.
+"""Paths on file systems that are not mounted locally: `s3://bucket/x`, `sftp://host/x`, `webhdfs://host/x` and any
+other file system for which fsspec has a driver. The class offers the methods of pathlib that snapshots use, and no
+others.
 
-A driver finds credentials and addresses as usual: in its environment, fsspec's configuration (FSSPEC_S3_ENDPOINT_URL
-and so on) or its files. Executors need the same.
+A driver finds its credentials and addresses as usual: in its environment, in fsspec's configuration
+(FSSPEC_S3_ENDPOINT_URL and so on) or in its files. Executors need the same configuration.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from kvstore.extras import install_hint
 from kvstore.os_errors import is_absent
 
 BLOCK_BYTES = 8 << 20
-"""Bytes that are read ahead."""
+"""Number of bytes that a reader fetches in advance."""
 SETTLE_S = 0.5
-"""Seconds to wait where a rename overwrites: by then, all writers that started at the same time have finished, and the
-last one has won."""
+"""Seconds that a writer waits before it reads back its file, on stores where a rename overwrites. By then, all
+writers that started at the same time have finished, and the file of the last one remains."""
 COPIES, COPY_S = "kvstore-piece-", 86_400.0
 """Prefix of folders of local copies, and seconds without a write after which such a folder is abandoned."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://.+")
@@ -36,8 +37,11 @@ _PASSWORD = re.compile(r"(?<=://)([^/:@]*):[^/]*@")
 
 
 class RemotePath:
-    """A path in a remote file system. The path need not exist. It is pickled as its URL. `str` omits the password of
-    the URL, because the text appears in messages, names, and the metadata of the cluster."""
+    """A path in a remote file system, whether or not it exists.
+
+    A path is pickled as its URL. `str` omits the password of the URL, because the text is used in messages, in names
+    and in the cluster's metadata.
+    """
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
@@ -71,7 +75,7 @@ class RemotePath:
     # ── what is there ──
 
     def exists(self) -> bool:
-        """Return True if there is a file, or anything below a folder with this name."""
+        """Return True if the path is a file, or a folder that contains anything."""
         with self._answered() as (fs, path):
             return _kind_or_none(fs, path) is not None
 
@@ -84,7 +88,8 @@ class RemotePath:
             return _kind_or_none(fs, path) == "directory"
 
     def iterdir(self) -> Iterator[RemotePath]:
-        """Return the content of a folder. Raises FileNotFoundError; object stores have no empty folders."""
+        """Yield the entries of a folder. Raises FileNotFoundError, on object stores also for an empty folder,
+        because they have no empty folders."""
         with self._answered() as (fs, path):
             fs.invalidate_cache()
             own = path.rstrip("/")
@@ -92,7 +97,7 @@ class RemotePath:
         return iter([self / each.rpartition("/")[2] for each in sorted(found) if each != own and each != f"/{own}"])
 
     def files_below(self) -> list[str]:
-        """Return the names of all files below, relative to this path."""
+        """Return the names of all files in the folder and its subfolders, relative to this path."""
         with self._answered() as (fs, path):
             fs.invalidate_cache()
             own = path.strip("/")
@@ -105,8 +110,11 @@ class RemotePath:
             return int(fs.info(path)["size"])
 
     def last_written_s(self, but: Container[str] = ()) -> float:
-        """Return when a file directly below, or else any below, was last written, by the store's clock; the current
-        time if the driver does not know. Names in `but` are ignored."""
+        """Return the time at which a file of this folder was last written, in seconds since 1970 by the store's clock.
+
+        Considers the files directly in the folder or, if there are none, the files of its subfolders. Ignores the names
+        in `but`. Returns the current time if the driver does not know times.
+        """
         below = [each for each in self.files_below() if each not in but]
         names = [each for each in below if "/" not in each] or below
         try:
@@ -129,7 +137,8 @@ class RemotePath:
             return cast(BinaryIO, _RemoteFile(self, fs.open(path, "rb", block_size=BLOCK_BYTES)))
 
     def write(self, data: bytes) -> None:
-        """Write a file atomically: by one put, or by a rename where partial puts are visible."""
+        """Write a file atomically, and replace an existing one. Uses one put, or a rename on stores that show
+        incomplete puts."""
         with self._answered() as (fs, path):
             _make_folder(fs, path)
             if not _renames(fs):
@@ -140,10 +149,14 @@ class RemotePath:
             _move_over(fs, temporary, path)
 
     def create(self, data: bytes) -> bool:
-        """Write a file atomically unless another exists; return False if so. Of several writers at once, one succeeds
-        if the store can refuse a put (S3, Google, Azure) or a rename (HDFS). On other stores, the one that reads its
-        own bytes a moment later succeeds. The stored bytes decide, because a reply may be lost, and a retry is then
-        refused because of the writer's own put. So `data` must be unique."""
+        """Write a file atomically unless a file already exists, and return True if the file now has these bytes. `data`
+        must be unique among writers.
+
+        If several writers call this at the same time, one succeeds, if the store can refuse to overwrite on a put (S3,
+        Google, Azure) or on a rename (HDFS). On other stores, the writer that reads its own bytes a moment later
+        succeeds. The stored bytes decide, because the reply to a put may be lost, and the store then refuses the retry
+        because of the writer's own first put.
+        """
         with self._answered() as (fs, path):
             _make_folder(fs, path)
             if _kind_or_none(fs, path) is None:
@@ -156,7 +169,7 @@ class RemotePath:
             return bool(fs.cat_file(path) == data)
 
     def upload(self, source: Path) -> None:
-        """Upload a local file. Raises Unavailable if it did not arrive completely."""
+        """Upload a local file to this path. Raises Unavailable if the stored file has another size."""
         with self._answered() as (fs, path):
             _make_folder(fs, path)
             fs.put_file(str(source), path)
@@ -165,7 +178,7 @@ class RemotePath:
             raise Unavailable(f"{self}: expected {wanted} bytes as sent, got {found}; retry")
 
     def move_to(self, place: RemotePath) -> None:
-        """Move the file, by a rename if possible, otherwise by a copy within the store."""
+        """Move the file to `place`, by a rename if possible, otherwise by a copy within the store."""
         with self._answered() as (fs, path):
             target = _opened(place._url)[1]
             _make_folder(fs, target)
@@ -184,7 +197,7 @@ class RemotePath:
                 raise
 
     def remove_all(self) -> None:
-        """Remove the path and everything below; do nothing if it does not exist."""
+        """Remove the path and everything below it. Idempotent."""
         try:
             with self._answered() as (fs, path):
                 if _kind_or_none(fs, path) is not None:
@@ -194,8 +207,8 @@ class RemotePath:
 
     @contextmanager
     def _answered(self) -> Iterator[tuple[Any, str]]:
-        """Yield the driver's file system and the path in it. A driver's OSError gets the path; its other errors become
-        Unavailable."""
+        """Yield the driver's file system and the path in it. Adds the path to an OSError of the driver, and replaces
+        other errors of the driver by Unavailable."""
         try:
             yield _opened(self._url)
         except OSError as error:
@@ -211,7 +224,7 @@ Location = Path | RemotePath
 
 
 def location(text: str) -> Location:
-    """Parse a path, or a URL of fsspec. Raises ConfigError for a URL without a driver here."""
+    """Parse a path, or a URL of fsspec. Raises ConfigError for a URL whose driver is not installed."""
     text = text.removeprefix("file://")
     if not _URL.fullmatch(text):
         return Path(text)
@@ -222,7 +235,7 @@ def location(text: str) -> Location:
 
 @contextmanager
 def local_copy_of(place: Location) -> Iterator[Path]:
-    """Yield a local path for a new file, and store the file at `place` if the block succeeds."""
+    """Yield a local path for a new file, and store the file at `place` when the block succeeds."""
     if isinstance(place, Path):
         yield place
         return
@@ -234,7 +247,8 @@ def local_copy_of(place: Location) -> Iterator[Path]:
 
 
 class _RemoteFile(io.RawIOBase):
-    """A file that is read. Errors of the driver become Unavailable, because they say nothing about the bytes."""
+    """A remote file that is open for reading. Errors of the driver become Unavailable, because they do not mean that
+    the bytes are damaged."""
 
     def __init__(self, place: RemotePath, file: Any) -> None:
         self._place, self._file = place, file
@@ -268,7 +282,8 @@ def _failed(place: RemotePath, error: Exception) -> Unavailable:
 
 
 def _named(place: RemotePath, error: OSError) -> OSError:
-    """Return the same error with the path in its message. The type stays, because callers distinguish types."""
+    """Return an error of the same type with the path in its message. The type stays because callers distinguish
+    types."""
     text = _without_passwords(error.strerror or str(error) or type(error).__name__)
     what = text if str(place) in text else f"{place}: {text}"
     kind = type(error) if type(error).__module__ == "builtins" else OSError
@@ -306,8 +321,8 @@ takes half a second to create."""
 
 
 def _renames(fs: Any) -> bool:
-    """Return True if files are written in place and renamed, as on a disk. Object stores show only complete files and
-    have no rename; fsspec's version copies and deletes."""
+    """Return True if the driver writes files in place and renames them, like a disk. Object stores show only
+    complete files and have no rename; the rename that fsspec offers for them copies and deletes."""
     from fsspec.spec import AbstractFileSystem
 
     protocols = {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
@@ -315,11 +330,11 @@ def _renames(fs: Any) -> bool:
 
 
 OBJECT_STORES = {"s3", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "cos", "obs", "tos", "oci", "swift"}
-"""Object stores put files atomically, whatever their drivers' move does."""
+"""Protocols of object stores, which put files atomically, whatever the `move` of their drivers does."""
 
 
 def _sweep(now_s: float) -> None:
-    """Remove the local copies of killed processes, after COPY_S without a write."""
+    """Remove the local copies of killed processes, once COPY_S seconds have passed without a write."""
     for folder in Path(tempfile.gettempdir()).glob(f"{COPIES}*"):
         with suppress(OSError):  # another user's, or being removed
             if now_s - max(each.stat().st_mtime for each in (folder, *folder.iterdir())) > COPY_S:
@@ -327,8 +342,8 @@ def _sweep(now_s: float) -> None:
 
 
 def _kind_or_none(fs: Any, path: str) -> str | None:
-    """Return `file`, `directory`, or None if the store says that nothing exists. fsspec's own `exists`, `isfile` and
-    `isdir` treat every failure as a no, so a broken connection would make a snapshot disappear."""
+    """Return `file` or `directory`, or None if the store reports that nothing exists. fsspec's own `exists`,
+    `isfile` and `isdir` return False for every failure, so a broken connection would make a snapshot disappear."""
     fs.invalidate_cache()
     try:
         return str(fs.info(path)["type"])
@@ -343,8 +358,8 @@ def _kind_or_none(fs: Any, path: str) -> str | None:
 
 
 def _found_below(fs: Any, path: str) -> list[str]:
-    """Return all files below. fsspec's own search skips folders that it cannot list, unless it is asked to raise
-    errors."""
+    """Return all files below a path, and raise if a folder cannot be listed. By default, fsspec's own search skips
+    such folders."""
     from fsspec.spec import AbstractFileSystem
 
     skips_errors = not getattr(fs, "async_impl", False) and type(fs).find is AbstractFileSystem.find
@@ -355,8 +370,8 @@ def _found_below(fs: Any, path: str) -> list[str]:
 
 
 def _move_over(fs: Any, temporary: str, path: str) -> None:
-    """Rename, and overwrite an existing file. Some drivers refuse to overwrite with an error; others, such as those of
-    HDFS, do nothing."""
+    """Rename a file, and overwrite an existing file. Some drivers raise an error instead of overwriting; others,
+    such as those of HDFS, do nothing."""
     try:
         fs.mv(temporary, path)
     except OSError:
@@ -372,7 +387,7 @@ def _move_over(fs: Any, temporary: str, path: str) -> None:
 
 
 def _put_new(fs: Any, path: str, data: bytes) -> None:
-    """Write a new file. Raises OSError if the store can refuse an existing name, and does."""
+    """Write a new file. Raises OSError if the store can refuse an existing name, and refuses this one."""
     if not _renames(fs):
         try:
             fs.pipe_file(path, data, mode="create")

@@ -1,4 +1,5 @@
-"""Loads a snapshot into a cluster of any shape. Writes are idempotent: an interrupted restore is simply run again."""
+"""Loads a snapshot into a cluster of any shape. Writes are idempotent, so run an interrupted restore again to
+complete it."""
 
 from __future__ import annotations
 
@@ -28,11 +29,11 @@ COLUMNS, COUNTS = ("key", "value", "expires_at"), ("written", "expired")
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The numbers of records of a restore."""
+    """The result of a restore: how many records were written, and how many had expired."""
 
     written: int
     expired: int
-    """Records that were left out because they have expired."""
+    """Number of records that were left out because they had expired."""
 
 
 def restore(
@@ -45,8 +46,11 @@ def restore(
     into_filled: bool,
     progress: ProgressCallback,
 ) -> Restored:
-    """Write the records at the cut. Raises InvalidRequest if the cluster has keys, unless `into_filled`; then keys that
-    are not in the snapshot stay."""
+    """Write the records of the chain at the cut into a cluster, and report the progress.
+
+    Raises InvalidRequest if the cluster has keys, unless `into_filled` is True. With `into_filled`, keys that are not
+    in the snapshot stay as they are.
+    """
     with Client(cluster) as client:
         there, now_ms = (
             client.count(),
@@ -72,8 +76,9 @@ def restore(
 
 
 def _write(cluster: ClientConfig, now_ms: int, batches: Iterator[Any], *, is_new: bool) -> dict[str, int]:
-    """Write one task's records. `is_new` writes only absent keys: an attempt that the driver has abandoned may still
-    write after the job has ended and applications have started, and must not overwrite their writes."""
+    """Write the records of one task, and return its counts. If `is_new`, write only absent keys: an attempt that the
+    driver has abandoned may continue to write after the job has ended, and must not overwrite the writes of
+    applications."""
     from kvstore.client.bulk import Loader
     from kvstore.env.real import run
 

@@ -1,7 +1,7 @@
-"""Runs the parts of a snapshot: with Spark's tasks, or with threads of this process.
+"""Runs the parts of a snapshot, with Spark's tasks or with threads of this process.
 
-A JVM takes seconds to start, and a small snapshot takes a second of work. Both call `write_piece` and write equal
-files.
+Starting a JVM takes seconds, while a small snapshot takes one second of work. Both runners call `write_piece`, so they
+write equal files.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ SMALL_ROWS = 200_000
 """Number of rows that threads of this process write in about the time that Spark takes to start."""
 THREADS = 2
 STARVED_S, POLL_S, JOIN_S = 600.0, 1.0, 5.0
-"""Seconds without a running task after which a job is abandoned; seconds between checks; maximum seconds for a "
-"check."""
+"""Seconds without a running task after which a job is abandoned, seconds between checks, and maximum seconds that a
+check may take."""
 ATTEMPTS = 3
 """Attempts per part, the same as in Spark."""
 _RAISED = re.compile(r"kvstore\.errors\.(\w+): (.*)")
@@ -46,16 +46,18 @@ class Runner(Protocol):
 
     @property
     def parallelism(self) -> int:
-        """Number of parts in progress at a time."""
+        """Number of parts that run at the same time."""
 
     def wake(self) -> None:
-        """Start workers, before servers keep a pinned position. Raises StoreError."""
+        """Start the workers. Called before the store is pinned, so that the servers need not keep the pinned state
+        while workers start. Raises StoreError."""
 
     def run(self, job: JobContext, pieces: Sequence[SnapshotPart], group: str) -> dict[str, DataFile]:
-        """Write all parts. Return the file of the successful attempt by part name. Raises StoreError."""
+        """Write all parts, and return the file of each part's successful attempt by the part's name. `group`
+        identifies the run for `cancel`. Raises StoreError."""
 
     def cancel(self, group: str) -> None:
-        """Make `run` end soon, with an error. Called from another thread."""
+        """Make the `run` of this group end soon with an error. May be called from another thread."""
 
 
 class SparkRunner:
@@ -69,7 +71,7 @@ class SparkRunner:
         return self._session.sparkContext.defaultParallelism
 
     def wake(self) -> None:
-        """Start workers with the libraries of tasks, which costs a second of processor time for each."""
+        """Start workers and load the libraries of tasks, which costs a second of processor time per worker."""
         workers = self.parallelism
         with self._with_executors("kvstore snapshot"):
             self._session.sparkContext.parallelize(range(workers), workers).foreach(load_libraries)
@@ -83,8 +85,8 @@ class SparkRunner:
 
     @contextmanager
     def _with_executors(self, group: str) -> Iterator[None]:
-        """Run the block's job, and end it if Spark gives it no executor for STARVED_S. Spark itself would wait forever,
-        and the servers would keep the pinned state forever. Raises StoreError."""
+        """Run the job of the block, and cancel it if Spark gives it no executor for STARVED_S seconds. Without this,
+        Spark would wait forever, and the servers would keep the pinned state forever. Raises StoreError."""
         self._session.sparkContext.setJobGroup(group, group, interruptOnCancel=True)
         ended, starved = threading.Event(), threading.Event()
 
@@ -128,7 +130,7 @@ class SparkRunner:
 
 
 class ThreadRunner:
-    """Threads of this process. Needs only pyarrow."""
+    """Runs the parts of a snapshot in threads of this process. Needs only pyarrow."""
 
     parallelism = THREADS
 
@@ -174,7 +176,8 @@ class ThreadRunner:
 
 
 def is_small(wanted: SnapshotRequest) -> bool:
-    """Return True if the snapshot is too small for a JVM, by the servers' current figures. Raises StoreError."""
+    """Return True if the snapshot has so few rows, by the servers' current figures, that a JVM would not pay off.
+    Raises StoreError."""
     try:
         with FeedReader(wanted.cluster, wanted.instance) as feed:
             feeds = feed.positions()

@@ -1,7 +1,8 @@
-"""Signatures of manifests: an HMAC with a key that only accounts that take and use snapshots have.
+"""Signatures of manifests: an HMAC with a key that only the accounts that take and use snapshots have.
 
-Without a key, an account that can write to the directory of snapshots can change data and manifest together. With a
-key, each manifest must have a signature by the key, and it has the checksum of each of its files.
+Without a key, an account that can write to the directory of snapshots can change the data and the manifest together.
+With a key, every manifest must have a signature by the key. The manifest has the checksum of each of its files, so the
+signature also protects the files.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ KEY, KEY_FILE = "KVSTORE_SNAPSHOT_KEY", "KVSTORE_SNAPSHOT_KEY_FILE"
 KEY_BYTES_MIN, KEYS_MAX, FILE_BYTES_MAX = 32, 4, 4096
 
 Keys = tuple[bytes, ...]
-"""The key that signs, then other keys that are accepted. If empty, nothing is signed or checked."""
+"""The key that signs manifests, followed by other keys whose signatures are accepted. If empty, nothing is signed or
+checked."""
 
 
 def keys_of_environment(environ: Mapping[str, str] | None = None) -> Keys:
@@ -35,12 +37,12 @@ def keys_of_environment(environ: Mapping[str, str] | None = None) -> Keys:
 
 
 def signature(body: bytes, key: bytes) -> bytes:
-    """Return the signature of the bytes, as hexadecimal digits."""
+    """Return the signature of `body` by `key`, as hexadecimal digits."""
     return hmac.new(key, b"kvstore/snapshot manifest\n" + body, hashlib.sha256).hexdigest().encode()
 
 
 def is_signed(body: bytes, found: bytes, keys: Keys) -> bool:
-    """Return True if `found` is the signature of the bytes by one of the keys."""
+    """Return True if `found` is the signature of `body` by one of the keys."""
     return any(hmac.compare_digest(signature(body, key), found) for key in keys)
 
 

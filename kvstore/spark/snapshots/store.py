@@ -27,17 +27,17 @@ WORK = ".work-"
 GONE = ".gone-"
 READ = ".read-"
 RESUMABLE_S = 86_400.0
-"""Seconds within which work can be resumed: the maximum lifetime of pins."""
+"""Seconds for which unfinished work can be resumed, which is the maximum lifetime of pins."""
 
 
 class SnapshotLock(Protocol):
-    """A lock that shows that the driver of a snapshot is alive. It ends with the driver's process."""
+    """A lock that shows other processes that the driver of a snapshot is alive. It ends with the driver's process."""
 
     def is_held(self) -> bool:
-        """Return False if another driver has taken it meanwhile."""
+        """Return True unless another driver has taken the lock meanwhile."""
 
     def check(self) -> None:
-        """Raise Unavailable if another driver has taken it meanwhile."""
+        """Raise Unavailable if another driver has taken the lock meanwhile."""
 
     def stop(self) -> None:
         """Stop writing to the folder, which is about to be removed."""
@@ -46,8 +46,8 @@ class SnapshotLock(Protocol):
 
 
 class SnapshotStore(ABC):
-    """A store of snapshots. Reads raise ConfigError for a place without snapshots, Corrupted and InvalidRequest for
-    manifests."""
+    """A store of snapshots at one place. Reads raise ConfigError if the place has no snapshots, and Corrupted or
+    InvalidRequest for unusable manifests."""
 
     check_s = 0.5
     """Minimum seconds between checks of the progress of work."""
@@ -81,7 +81,7 @@ class SnapshotStore(ABC):
         return found
 
     def _load_or_none(self, snapshot: str) -> Manifest | None:
-        """Return the manifest, or None if there is none, perhaps because a `prune` removed it."""
+        """Return the manifest, or None if it does not exist, for example because `prune` has removed it meanwhile."""
         path = self.folder(snapshot) / manifests.NAME
         try:
             data = read_document(path, levels=2)
@@ -95,12 +95,13 @@ class SnapshotStore(ABC):
         return found
 
     def load_all(self) -> dict[str, Manifest]:
-        """Return all snapshots. Raises what `load` raises for the first unreadable one, because its parent is "
-        "unknown."""
+        """Return the manifests of all snapshots by id. Raises the error of `load` for the first unreadable manifest,
+        because the parent of that snapshot is unknown."""
         return {each.id: each for each in map(self._load_or_none, self.ids()) if each is not None}
 
     def load_chain(self, snapshot: str) -> dict[str, Manifest]:
-        """Return a snapshot and those that it builds on, as far as they exist. Other snapshots may be damaged."""
+        """Return the manifests of a snapshot and of the existing snapshots that it builds on. Other snapshots may be
+        damaged."""
         found = {snapshot: self.load(snapshot)}
         name = found[snapshot].parent
         while name is not None and name not in found and (parent := self._load_or_none(name)) is not None:
@@ -109,7 +110,8 @@ class SnapshotStore(ABC):
         return found
 
     def load_readable(self) -> tuple[dict[str, Manifest], dict[str, str]]:
-        """Return the readable snapshots, and for the others the reason why they are not."""
+        """Return the manifests of all readable snapshots by id, and the reason why each other snapshot is unreadable
+        by id."""
         found: dict[str, Manifest] = {}
         problems: dict[str, str] = {}
         for name in self.ids():
@@ -137,61 +139,74 @@ class SnapshotStore(ABC):
 
     @abstractmethod
     def check_writable(self) -> None:
-        """Check that the place can be written, before work starts. Raises ConfigError."""
+        """Check that the place can be written, before any work starts. Raises ConfigError."""
 
     @abstractmethod
     def begin(self) -> None:
-        """Create the place."""
+        """Create the place if it does not exist."""
 
     @abstractmethod
     def lock_or_none(self, folder: Location) -> SnapshotLock | None:
-        """Lock a folder of work. Return None if another driver has it, or the folder is another user's or missing."""
+        """Lock a folder of work. Returns None if another driver has the lock, or if the folder is missing or belongs
+        to another user."""
 
     @abstractmethod
     def is_torn(self, snapshot: str) -> bool:
-        """Return True if a snapshot has files but no manifest, and nobody is creating or removing it."""
+        """Return True if the snapshot has files but no manifest, and no process is creating or removing it."""
 
     @abstractmethod
     def may_continue(self, parent: str) -> bool:
-        """Return True if `parent` exists and stays, after a plan has announced a child of it."""
+        """Return True if `parent` exists and will stay. Call this after the plan that announces a child of `parent`
+        is written."""
 
     @abstractmethod
     def place_of(self, snapshot: str, piece: str, file: DataFile) -> Location:
-        """Return where a finished file goes when its snapshot is published. The manifest determines its name."""
+        """Return the path to which a finished file moves when its snapshot is published. The manifest determines the
+        file's name."""
 
     @abstractmethod
     def publish(self, manifest: Manifest, moves: Mapping[Location, Location]) -> None:
-        """Move the files to their places, then turn them into a snapshot atomically. Raises Corrupted if a file is not
-        as its task wrote it, Unavailable if another driver has published the snapshot."""
+        """Move the files to their places, then turn them into a snapshot atomically. `moves` maps each file to its
+        place.
+
+        Raises Corrupted if a file is not as its task wrote it, Unavailable if another driver has published the
+        snapshot.
+        """
 
     @abstractmethod
     def coming_and_going(self) -> AbstractContextManager[None]:
-        """Prevent others from giving a snapshot a child, or removing one, during the block. Raises Unavailable."""
+        """Keep other processes from adding a child to a snapshot, or from removing a snapshot, during the block.
+        Raises Unavailable."""
 
     @abstractmethod
     def reading(self, snapshots: Sequence[str]) -> AbstractContextManager[None]:
-        """Protect the snapshots from removal during the block, as far as the place supports it; a reader without write
-        access continues unprotected. Raises Unavailable if one is being removed."""
+        """Protect the snapshots from removal during the block. A reader without write access continues unprotected.
+        Raises Unavailable if one of the snapshots is being removed."""
 
     @abstractmethod
     def remove(self, snapshot: str) -> bool:
-        """Remove a snapshot: its manifest atomically, then its files. Two processes may do this at once. Return False
-        and keep it if it is being read or another snapshot continues it. Raises Unavailable."""
+        """Remove a snapshot: first its manifest, atomically, then its files. Two processes may remove the same snapshot
+        at once.
+
+        Returns False and keeps the snapshot if it is being read or another snapshot continues it. Raises Unavailable.
+        """
 
     @abstractmethod
     def remove_work(self, folder: Location) -> None:
-        """Remove everything of an unfinished snapshot."""
+        """Remove all files of an unfinished snapshot."""
 
     @abstractmethod
     def stale_remains(self, now_s: float) -> list[Location]:
-        """Return the work that nobody can continue, because its driver and its pin are gone."""
+        """Return the folders of work that no driver can continue, because its driver and its pin are gone. `now_s`
+        is the current time in seconds since 1970."""
 
     @abstractmethod
     def remove_remains(self, folders: Iterable[Location]) -> list[Location]:
-        """Remove these, except those that a driver holds or another user has left. Return what was removed."""
+        """Remove these folders, except those that a driver holds or that belong to another user. Returns the removed
+        folders."""
 
     def remains(self) -> list[Location]:
-        """Return the remains of killed jobs and of unfinished removals."""
+        """Return the folders that killed jobs and unfinished removals have left."""
         try:
             return sorted(each for each in self.root.iterdir() if each.name.startswith((WORK, GONE)))
         except FileNotFoundError:
@@ -199,7 +214,7 @@ class SnapshotStore(ABC):
 
 
 def going(snapshot: str) -> Unavailable:
-    """Return the error of a reader that comes too late."""
+    """Return the error for a reader whose snapshot is already being removed."""
     return Unavailable(f"snapshot {snapshot} is being removed by `kvstore snapshot prune`")
 
 

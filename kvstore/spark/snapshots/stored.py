@@ -1,8 +1,9 @@
-"""Opens the files of snapshots, which other programs and accounts may have changed. There is no other way to open them.
+"""Opens the files of snapshots safely, because other programs and accounts may have changed them.
 
-Everything that reads a snapshot (verify, restore, list, prune, diff, delta, Spark's tasks) opens its files here. On a
-disk, no name below the directory of snapshots may be a symbolic link, and files must be regular. So a snapshot has its
-own bytes, and no read leaves the directory or blocks on a pipe. Sizes are checked before bytes are read.
+Everything that reads a snapshot (verify, restore, list, prune, diff, delta, Spark's tasks) opens its files here and
+nowhere else. On a disk, no name below the directory of snapshots may be a symbolic link, and files must be regular. So
+a snapshot consists of its own bytes, and no read leaves the directory or blocks on a pipe. Sizes are checked before
+bytes are read.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A data file of a snapshot with its entry in the manifest. It is sent to Spark's tasks."""
+    """A data file of a snapshot with its entry in the manifest. Spark sends it to tasks."""
 
     path: Location
     file: DataFile
 
     def open(self) -> BinaryIO:
-        """Open the file. Raises Corrupted if it is missing, has another size or is not a regular file; OSError."""
+        """Open the file for reading. Raises Corrupted if the file is missing, has another size than in the manifest,
+        or is not a regular file. Raises OSError."""
         try:
             if isinstance(self.path, RemotePath):
                 self._check_size(self.path.size())
@@ -49,7 +51,7 @@ class StoredFile:
         return found
 
     def check(self) -> None:
-        """Check what `open` checks, without reading the file. Raises Corrupted, OSError."""
+        """Make the checks of `open` without reading the file. Raises Corrupted, OSError."""
         if not isinstance(self.path, RemotePath):
             self.open().close()
             return
@@ -68,8 +70,8 @@ class StoredFile:
 
 
 def open_regular(path: Location, *, levels: int) -> BinaryIO:
-    """Open a file. On a disk, the last `levels` names of the path must not be symbolic links. Raises Corrupted if they
-    are, or if the file is not regular; OSError."""
+    """Open a regular file for reading. On a disk, none of the last `levels` names of the path may be a symbolic
+    link. Raises Corrupted if one is, or if the file is not regular. Raises OSError."""
     if isinstance(path, RemotePath):
         return path.open()
     handle = os.open(path.parents[levels - 1], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

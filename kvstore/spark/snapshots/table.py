@@ -26,24 +26,27 @@ from kvstore.spark.snapshots.stored import StoredFile
 
 GROUP_BYTES = 16 << 20
 GROUP_ROWS_MAX = 1 << 17
-"""A row group ends with the batch that reaches either limit."""
+"""Maximum number of rows of a row group. A row group ends with the batch that reaches this limit or the limit of
+bytes."""
 READ_GROUP_BYTES_MAX, READ_GROUP_ROWS_MAX = 64 << 20, 1 << 20
-"""Maximum unpacked bytes and rows of one row group for a reader. The writer stays below a third of the bytes."""
+"""Maximum unpacked bytes and rows of one row group that a reader accepts. The writer stays below a third of these
+bytes."""
 NAME_BYTES_MAX = 256
 """Maximum bytes of the name of a partition."""
 BATCH_ROWS_MAX = 1 << 16
 BATCH_BYTES = 4 << 20
 """Approximate bytes of the batches that readers return; a single row may be larger."""
 SYNC_BYTES = 1 << 20
-"""Bytes after which a file is synced while it is written, because syncs of other files, such as a journal, wait for "
-"it."""
+"""Number of bytes after which a file is synced while it is written. Syncs of other files, such as a journal, wait
+for this sync, so it must be short."""
 _CHUNK_BYTES = 1 << 20
 _ENCODINGS = frozenset({"PLAIN", "RLE", "BIT_PACKED"})
 _DICTIONARY_ENCODINGS = _ENCODINGS | {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}
 
 
 class TableWriter:
-    """Writes one file. A file that was not closed properly has no footer and is in no manifest."""
+    """Writes one Parquet file of a snapshot. A file that was not closed properly has no footer and is in no
+    manifest."""
 
     def __init__(self, path: Path, partition: str, *, compression: str = "zstd") -> None:
         self._path, self._partition = path, partition
@@ -66,7 +69,7 @@ class TableWriter:
         self._versions: list[tuple[int, int]] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Write rows of SCHEMA, in batches of any size."""
+        """Write a batch of rows with the columns of SCHEMA. The batch may have any size."""
         if not batch.num_rows:
             return
         self._rows += batch.num_rows
@@ -80,7 +83,7 @@ class TableWriter:
             self._flush()
 
     def close(self, name: str) -> DataFile:
-        """Finish and sync the file. Return its entry for a manifest, under this name. Raises OSError."""
+        """Finish and sync the file. Returns its entry for a manifest, under the path `name`. Raises OSError."""
         self._flush()
         self._writer.close()
         self._file.flush()
@@ -100,7 +103,7 @@ class TableWriter:
         )
 
     def abandon(self) -> None:
-        """Remove the file."""
+        """Remove the unfinished file."""
         with suppress(Exception):  # it would otherwise write its footer later, to a closed file
             self._writer.close()
         with suppress(OSError):  # a full disk cannot take the buffer either
@@ -115,7 +118,7 @@ class TableWriter:
 
 
 class _Hashing:
-    """A file for writing that hashes and counts the bytes."""
+    """A file for writing that hashes and counts the bytes that are written to it."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -219,7 +222,8 @@ def _as_written(stored: StoredFile, batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def sha256_of(stored: StoredFile) -> str:
-    """Return the checksum of a file. Raises Corrupted for the same reasons as `StoredFile.open`, OSError."""
+    """Return the SHA-256 of a file as hexadecimal digits. Raises OSError, and Corrupted for the reasons of
+    `StoredFile.open`."""
     digest = hashlib.sha256()
     with stored.open() as file:
         while chunk := file.read(_CHUNK_BYTES):
@@ -230,7 +234,8 @@ def sha256_of(stored: StoredFile) -> str:
 def columns_of(
     partition: str, keys: Any, values: Any, versions: Any, created: Any, written_ms: Any, expires_ms: Any
 ) -> pa.RecordBatch:
-    """Return rows from columns. An expiry of 0 means none."""
+    """Build a batch of rows from columns. Times are in milliseconds; an expiry of 0 means that the row never
+    expires."""
     return pa.RecordBatch.from_arrays(
         [
             pa.repeat(pa.scalar(partition), len(keys)),

@@ -1,6 +1,5 @@
-"""Operations on tables of records for restores and comparisons. Spark runs them at any size (spark_tables.py), this
-process for small tables, for which starting a JVM would take longer (local_tables.py).
-"""
+"""Operations on tables of records, for restores and comparisons. Spark runs them at any size (spark_tables.py). For
+small tables, this process runs them (local_tables.py), because starting a JVM would take longer."""
 
 from __future__ import annotations
 
@@ -17,9 +16,10 @@ CONTENT = ("value", "expires_at")
 EXACT = (*CONTENT, "version", "created_version", "written_at")
 
 Read = Callable[[], Iterator[Any]]
-"""Reads a part of a table: record batches with all columns. It may be called again, and in another process."""
+"""A function that reads a part of a table and yields record batches with all columns. It may be called again, and in
+another process."""
 Work = Callable[[Iterator[Any]], dict[str, int]]
-"""Processes a part of a table, and returns counts by name."""
+"""A function that processes a part of a table and returns counts by name."""
 T = TypeVar("T")
 
 
@@ -33,10 +33,10 @@ class Differences:
     removed: int
     changed: int
     old_bytes: int
-    """Bytes of keys and values."""
+    """Bytes of the keys and values of the old table."""
     new_bytes: int
     examples: tuple[tuple[bytes, str], ...]
-    """Some keys, each with added, removed or changed."""
+    """Some of the differing keys, each with `added`, `removed` or `changed`."""
 
     @property
     def count(self) -> int:
@@ -44,20 +44,20 @@ class Differences:
 
 
 class Tables(Protocol[T]):
-    """Makes and compares tables. All methods raise StoreError."""
+    """Makes, compares and processes tables of records. All methods raise StoreError."""
 
     def folded(self, store: SnapshotStore, chain: Sequence[Manifest], cut: Cut, later: Sequence[Read] = ()) -> T:
-        """Return the records at the cut, the last one of each key; `later` are changes after the chain. Raises
-        Corrupted if files are missing."""
+        """Return the last record of each key at the cut. `later` are changes after the chain. Raises Corrupted if
+        files are missing."""
 
     def read(self, parts: Sequence[Read]) -> T:
         """Return a table of these rows."""
 
     def living(self, table: T, horizon_ms: int) -> T:
-        """Return the table without records that have expired at the horizon."""
+        """Return the table without records that have expired at `horizon_ms`, in milliseconds since 1970."""
 
     def differences(self, old: T, new: T, columns: Sequence[str], examples: int) -> Differences:
-        """Compare two tables key by key, in these columns."""
+        """Compare two tables key by key, in the named columns. Returns at most `examples` differing keys."""
 
     def work_through(self, table: T, columns: Sequence[str], work: Work, counts: Sequence[str]) -> dict[str, int]:
-        """Process all rows, part by part. Return the sums of these counts."""
+        """Process all rows with `work`, part by part. Returns the sum of each of the named counts."""

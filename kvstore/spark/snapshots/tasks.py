@@ -28,19 +28,20 @@ from kvstore.spark.snapshots.work import SnapshotPart, note_of
 from kvstore.types import Position
 
 PAGE_BYTES = 256 << 10
-"""Bytes that a server reads at a time. It builds such a page in half a millisecond, during which other calls wait."""
+"""Bytes that a task requests from a server at a time. The server needs half a millisecond to build such a page, and
+other calls wait meanwhile."""
 BATCH_BYTES = 1 << 20
 """Bytes of one record batch."""
 PATIENCE_S = 60.0
-"""Seconds for which a task looks for a replica before it fails."""
+"""Seconds for which a task searches for a replica that answers before the task fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobContext:
-    """The part of a job that is the same for all tasks. It is sent to each task."""
+    """The parameters of a job that are the same for all tasks. Spark sends it to each task."""
 
     attempts: Location
-    """The directory to write to."""
+    """The directory to which tasks write the files of their attempts."""
     kind: SnapshotKind
     pin: str
     positions: dict[str, Position]
@@ -53,15 +54,18 @@ class JobContext:
 
 
 def load_libraries(_: object) -> None:
-    """Load everything into a worker that the first file and the first channel need."""
+    """Load the libraries into a worker that its first file and its first channel need."""
     table = columns_of("", [b""], [b""], [0], [0], [0], [0])
     with pq.ParquetWriter(pa.BufferOutputStream(), table.schema, compression="zstd") as writer:
         writer.write_batch(table)
 
 
 def write_piece(job: JobContext, piece: SnapshotPart, check: Callable[[], None] = lambda: None) -> DataFile:
-    """Write one part to a file. Return its entry, named as among the attempts. A failed attempt's file is removed.
-    `check` is called regularly and cancels the write by raising an error."""
+    """Write one part of a snapshot to a file, and return the file's entry for a manifest, under the name of the
+    attempt.
+
+    Calls `check` regularly; `check` cancels the write by raising an error. The file of a failed attempt is removed.
+    """
     name = f"{piece.name}.{uuid4().hex}"
     with local_copy_of(job.attempts / f"{name}.parquet") as path, explaining_full_disk(_place_of_disk(job, path)):
         writer = TableWriter(path, piece.partition, compression=job.compression)
@@ -88,7 +92,7 @@ def _place_of_disk(job: JobContext, path: Path) -> Location:
 
 
 def paced(batches: Iterator[pa.RecordBatch], bytes_per_s: float) -> Iterator[pa.RecordBatch]:
-    """Yield the batches no faster than the rate allows."""
+    """Yield the batches at most at this rate; 0 means no limit."""
     due = time.monotonic()
     for batch in batches:
         yield batch
@@ -98,7 +102,7 @@ def paced(batches: Iterator[pa.RecordBatch], bytes_per_s: float) -> Iterator[pa.
 
 
 def batches(job: JobContext, piece: SnapshotPart) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a part, always the same rows in the same order."""
+    """Yield the rows of a part. Every call yields the same rows in the same order."""
     if job.kind is SnapshotKind.INCREMENTAL:
         yield from changes(job.cluster, piece.partition, piece.first, piece.last, piece.servers, instance=job.instance)
         return
@@ -126,7 +130,8 @@ def changes(
     *,
     instance: str = "",
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the log between two sequences. Raises PositionTrimmed."""
+    """Yield the changes of a partition with sequences in (`after`, `until`], in log order. `servers` are asked
+    first, best first; `instance` is the cluster's instance id. Raises PositionTrimmed."""
     with FeedReader(cluster, instance) as feed:
         for page in pages_between(feed, partition, after, until, servers=servers, patience_s=PATIENCE_S):
             yield batch_of(page, partition, COLUMNS)

@@ -11,7 +11,7 @@ from kvstore.spark.snapshots.store import SnapshotStore
 from kvstore.spark.snapshots.stored import StoredFile
 
 LOOKS_AT_ONCE = 8
-"""Number of files whose sizes are requested at a time; at a URL, each is a request."""
+"""Number of files whose sizes are requested at a time. At a URL, each size costs a request."""
 
 
 def stored_files(store: SnapshotStore, manifest: Manifest) -> list[StoredFile]:
@@ -25,8 +25,10 @@ def stored_files(store: SnapshotStore, manifest: Manifest) -> list[StoredFile]:
 def usable_chain(
     store: SnapshotStore, catalogue: Catalogue, wanted: str, unreadable: Mapping[str, str] | None = None
 ) -> list[Manifest]:
-    """Return the chain of a snapshot in which every file exists with its size: the definition of "usable". Raises the
-    errors of `chain_of` and `stored_files`. Reads no files; `problems_of` does."""
+    """Return the chain of a snapshot, if the snapshot is usable: every file of the chain exists and has its size.
+
+    Raises the errors of `chain_of` and `stored_files`. Does not read the files; `problems_of` does.
+    """
     chain = chain_of(catalogue, wanted, unreadable)
     for manifest in chain:
         stored_files(store, manifest)

@@ -1,6 +1,5 @@
-"""Verifies a snapshot against itself, without a cluster or Spark: every byte against its checksum, and every row
-against the manifest.
-"""
+"""Verifies a snapshot without a cluster and without Spark: every byte against its checksum, and every row against
+the manifest."""
 
 from __future__ import annotations
 
@@ -37,7 +36,8 @@ class Problem:
 def problems_of(
     store: SnapshotStore, chain: Sequence[Manifest], done: Callable[[int], None] = lambda rows: None
 ) -> Iterator[Problem]:
-    """Yield the problems of the files of these snapshots. `done` is called with the number of rows read."""
+    """Read all files of these snapshots and yield their problems. Calls `done` with the number of rows that were
+    read."""
     for manifest in chain:
         with ThreadPoolExecutor(THREADS, "verify") as threads:
             looked = list(threads.map(lambda file, of=manifest: _file_problems(store, of, file, done), manifest.files))
@@ -53,7 +53,7 @@ def problems_of(
 
 
 def unknown_files(store: SnapshotStore, manifest: Manifest) -> list[str]:
-    """Return files in the snapshot's folder that do not belong to it."""
+    """Return the paths of files in the snapshot's folder that the manifest does not list."""
     folder = store.folder(manifest.id)
     known = {each.path for each in manifest.files}
     if isinstance(folder, RemotePath):
@@ -66,7 +66,7 @@ def unknown_files(store: SnapshotStore, manifest: Manifest) -> list[str]:
 def _file_problems(
     store: SnapshotStore, manifest: Manifest, file: DataFile, done: Callable[[int], None]
 ) -> tuple[list[str], tuple[int, int] | None]:
-    """Return the problems of a file, and the range of its rows."""
+    """Return the problems of a file, and the range of tokens or sequences of its rows."""
     stored = StoredFile(store.folder(manifest.id) / file.path, file)
     try:
         if sha256_of(stored) != file.sha256:
@@ -151,7 +151,8 @@ class _Check:
 
 
 def check_files(store: SnapshotStore, chain: Sequence[Manifest], done: Callable[[int], None]) -> None:
-    """Check every file's checksum, which is fast. `done` is called for each file. Raises Corrupted."""
+    """Check the checksum of every file without reading rows, which is fast. Calls `done` for each file. Raises
+    Corrupted."""
     files = [stored for manifest in chain for stored in stored_files(store, manifest)]
     with ThreadPoolExecutor(THREADS, "verify") as threads:
         for stored, found in zip(files, threads.map(sha256_of, files), strict=True):

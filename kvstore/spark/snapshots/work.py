@@ -31,14 +31,14 @@ PLAN, ATTEMPTS = "plan.json", "attempts"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotPart:
-    """The records that one task writes into one file."""
+    """The part of a snapshot that one task writes into one file."""
 
     name: str
     partition: str
     first: int
-    """For a full snapshot the first token; for an incremental one the sequence after which to start."""
+    """For a full snapshot, the first token. For an incremental one, the sequence after which the part starts."""
     last: int
-    """The last token, or the last sequence."""
+    """The last token or the last sequence, included."""
     servers: tuple[str, ...]
     """Servers to ask, `host:port`, best first."""
     rows: int
@@ -47,7 +47,8 @@ class SnapshotPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotPlan:
-    """The plan of a snapshot. It does not change while the snapshot is made, however many drivers take part."""
+    """The plan of a snapshot. It stays the same until the snapshot is finished, even if several drivers work on it
+    in turn."""
 
     id: str
     kind: SnapshotKind
@@ -66,7 +67,7 @@ class SnapshotPlan:
 
 
 class Work:
-    """The hidden folder of one snapshot in progress, locked by this process."""
+    """The work on one snapshot in progress, in a hidden folder that this process has locked."""
 
     def __init__(self, store: SnapshotStore, folder: Location, lock: SnapshotLock | None = None) -> None:
         self._store, self.folder = store, folder
@@ -74,7 +75,8 @@ class Work:
 
     @classmethod
     def begin(cls, store: SnapshotStore, plan: SnapshotPlan) -> Work:
-        """Start new work. Raises OSError, StoreError; then nothing is left behind."""
+        """Create the folder of a new snapshot, lock it and store the plan. Raises OSError, StoreError; after an
+        error, nothing is left behind."""
         work = cls(store, store.work(plan.id))
         try:
             if not isinstance(work.attempts, RemotePath):
@@ -91,7 +93,7 @@ class Work:
 
     @classmethod
     def abandoned_or_none(cls, store: SnapshotStore, folder: Location) -> Work | None:
-        """Return the work in a folder whose driver has ended; None if it is alive."""
+        """Lock and return the work in a folder whose driver has ended. Returns None if the driver is alive."""
         lock = store.lock_or_none(folder)
         return None if lock is None else cls(store, folder, lock)
 
@@ -112,7 +114,7 @@ class Work:
         return self.folder.name.removeprefix(WORK)
 
     def notes(self) -> list[Location]:
-        """Return the notes of finished attempts."""
+        """Return the paths of the notes of finished attempts."""
         return sorted(each for each in self._attempted() if each.name.endswith(".json"))
 
     def _attempted(self) -> list[Location]:
@@ -122,8 +124,8 @@ class Work:
             return []
 
     def finished(self) -> dict[str, DataFile]:
-        """Return the parts that earlier drivers have finished, by name, after verifying each file. Other attempts are
-        removed."""
+        """Return the files of the parts that earlier drivers have finished, by the part's name, after verifying each
+        file. Removes the files of other attempts."""
         found: dict[str, DataFile] = {}
         for note in self.notes():
             piece = note.name.partition(".")[0]
@@ -146,8 +148,11 @@ class Work:
         return False
 
     def publish(self, plan: SnapshotPlan, winners: Mapping[str, DataFile], ended_ms: int) -> Manifest:
-        """Publish the snapshot with one attempt of each part, and remove everything else. Raises Corrupted if a file is
-        not as its task wrote it, because executors and driver do not share the directory."""
+        """Publish the snapshot with one attempt of each part, and remove everything else.
+
+        `winners` are the files by the part's name. Raises Corrupted if a file is not as its task wrote it, which means
+        that executors and driver do not share the directory.
+        """
         assert sorted(winners) == sorted(each.name for each in plan.pieces)
         places = {piece: self._store.place_of(plan.id, piece, file) for piece, file in winners.items()}
         files = tuple(
@@ -182,7 +187,7 @@ class Work:
             self._lock.check()
 
     def remove(self) -> None:
-        """Remove everything, unless another driver continues the work."""
+        """Remove all files of the work, unless another driver continues it."""
         if self._lock is not None:
             self._lock.stop()
             if not self._is_ours(self._lock):
@@ -199,14 +204,14 @@ class Work:
             return False
 
     def release(self) -> None:
-        """Unlock the work and leave it for another driver."""
+        """Unlock the work and leave its files for another driver."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
 
 
 def note_of(file: DataFile) -> bytes:
-    """Return the note for a finished attempt."""
+    """Return the bytes of the note that marks an attempt as finished."""
     return codec.encode(file)
 
 
