@@ -86,7 +86,11 @@ def test_separate_worker_runs_until_it_is_stopped(cluster: Cluster) -> None:
         [*command, "--data-dir", str(cluster.local.data_dir)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as running:
         assert running.stdout is not None
-        said = "".join(iter(running.stdout.readline, "}\n"))
-        assert json.loads(said + "}")["worker"].startswith("autorecovery-")
+        said = ""
+        while not said.endswith("}\n") and (line := running.stdout.readline()):
+            said += line
+        if not said.endswith("}\n"):
+            pytest.fail(f"it ended at once: {said} {running.communicate()[1]}")
+        assert json.loads(said)["worker"].startswith("autorecovery-")
         running.send_signal(signal.SIGTERM)
         assert running.wait(60) == 0
