@@ -20,6 +20,7 @@ from functools import partial
 from random import Random
 
 from kvstore.env.liveness.evidence import FORGIVEN_S, HOLD_FIRST_S, HOLD_MAX_S
+from kvstore.env.liveness.watchdog import GAVE_UP, NOT_LIVE
 from loadtest.drills.load import Load
 from loadtest.drills.mixed import Door, NotDone, Unknown
 from loadtest.drills.net import CLIENTS, ZOOKEEPER, Cut, WiredCluster
@@ -28,10 +29,6 @@ from tests.cluster.unfit.quota import file_sizes_limited
 LONGEST_S = 15.0
 FILE_BYTES = 4_096
 """File size limit while files cannot grow: every file that grows is larger."""
-GAVE_UP = "the metadata session cannot be ended"
-"""The last line that a node's watchdog logs before it ends the process (docs/protocol.md P45)."""
-NOT_LIVE = "node is not live"
-"""The line that a node's watchdog logs when it ends the metadata session."""
 AWAY = "away"
 RATES = ("512kbit", "4mbit")
 HICCUP_S = 0.1

@@ -20,12 +20,13 @@ from statistics import median
 
 import psutil
 
+from kvstore.env.liveness.watchdog import GAVE_UP
 from loadtest.drills import crowds as crowds
 from loadtest.drills.contest import Contest
 from loadtest.drills.faults import check_files
 from loadtest.drills.load import Load
 from loadtest.drills.mixed import Door, MixedLoad, NotDone, Unknown
-from loadtest.drills.nemesis import FAULTS, GAVE_UP, ONE_ILL, REPAIRED_MAX_S, Field
+from loadtest.drills.nemesis import FAULTS, ONE_ILL, REPAIRED_MAX_S, Field
 from loadtest.drills.net import WiredCluster
 from loadtest.drills.stage import Counts, Report, Stage
 from loadtest.drills.stale import StaleReaders

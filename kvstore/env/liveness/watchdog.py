@@ -23,6 +23,11 @@ from kvstore.env.liveness.threads import ThreadTimes
 
 log = logging.getLogger(__name__)
 
+NOT_LIVE = "node is not live"
+"""Start of the log line of a node that ends its metadata session. Drills and tests search for it."""
+GAVE_UP = "the metadata session cannot be ended"
+"""Reason that is logged last when the watchdog ends the process. Drills and tests search for it."""
+
 GONE_S = 2.0
 """Longest wait for the end of a session before the process ends."""
 
@@ -148,7 +153,7 @@ class Watchdog(Liveness):
             self._give_up_directory(path)
         if failure and not before:
             self._failing_since = now
-            log.error("node is not live, ends its metadata session: %s", failure)
+            log.error("%s, ends its metadata session: %s", NOT_LIVE, failure)
         elif before and not failure:
             log.warning("node is live again, after %.1f s: %s", now - self._failing_since, before)
         if failure:
@@ -170,4 +175,4 @@ class Watchdog(Liveness):
     def _end_sessions(self, sessions: list[GiveUp], failure: str, now: float) -> None:
         remaining = [give_up for give_up in sessions if not give_up()]
         if remaining and now - self._failing_since > GONE_S:
-            self._end(f"the metadata session cannot be ended, and {failure}")
+            self._end(f"{GAVE_UP}, and {failure}")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.env.liveness.watchdog import NOT_LIVE
 from kvstore.meta.address import MetadataKind
 from tests.cluster.hanging.faults import blocked_loop, frozen, may_freeze, mounted
 from tests.cluster.harness import Cluster, running_cluster
@@ -63,7 +64,7 @@ def is_live(cluster: Cluster) -> bool:
 
 def failures(cluster: Cluster) -> int:
     """Count in the node's log how often it has ended its session: it may not answer now."""
-    return (cluster.directory / f"data/logs/{VICTIM}.log").read_text(encoding="utf-8").count("node is not live")
+    return (cluster.directory / f"data/logs/{VICTIM}.log").read_text(encoding="utf-8").count(NOT_LIVE)
 
 
 def judge(counters: dict[str, Counter], pulse: Pulse) -> None:
