@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup up down static site docs quick check test sim sims mutants drill drill-counts drill-repairs drill-locks bench budget hops loadtest snapshot-demo generate proto reference lock lowest pythons audit format interop redis-clients
+.PHONY: help setup browser up down static site docs quick check test sim sims mutants drill drill-counts drill-repairs drill-locks drill-bank bench budget hops loadtest snapshot-demo generate proto reference lock lowest pythons release audit format interop redis-clients
 
 BIN := .venv/bin
 # A node is 400 modules, and the tests start hundreds of nodes: without compiled files each takes 0.6 s more.
@@ -9,19 +9,26 @@ FAST := not (slow or sim or needs_zookeeper or needs_etcd or cluster or spark or
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' Makefile | while read -r name text; do printf '  make %-13s %s\n' "$$name" "$$text"; done
 
-setup: .venv/.ready ## make .venv from the lock files; quick when nothing has changed
+setup: .venv/.ready ## install everything into .venv, tests and Spark included; quick when nothing has changed
 
 .venv/.ready: requirements-build.lock requirements.lock pyproject.toml scripts/setup.sh
 	@scripts/setup.sh
 
-up: setup ## start the local cluster: ZooKeeper, three nodes, three partitions
+.venv/.local: requirements-build.lock requirements-local.lock pyproject.toml scripts/setup.sh
+	@scripts/setup.sh --local
+
+browser: ## Chromium for the tests of the dashboard, from Debian's packages, as root
+	@scripts/browser.sh
+
+up: .venv/.local ## start the local cluster: ZooKeeper, three nodes, three partitions
 	@$(BIN)/kvstore up --detach
 
 down: ## stop the local cluster; its data stays
 	@$(BIN)/kvstore down
 
 static: setup ## format, lint, types and prose
-	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy && $(BIN)/python -m scripts.prose
+	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy && $(BIN)/mypy --config-file tests/mypy.ini
+	@$(BIN)/python -m scripts.prose
 
 .venv/.docs: .venv/.ready requirements-docs.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-docs.lock
@@ -40,13 +47,13 @@ check: static site ## before each commit: static, the documentation, house rules
 	@$(BIN)/pytest -n 2 -m "$(FAST)"
 
 test: static site ## everything; what CI runs
-	@$(BIN)/pytest -n 3
+	@$(BIN)/pytest -n 5
 
 sim: setup ## replay one simulated run: make sim SEED=4711; with TRACE=1 it prints every event
 	@$(BIN)/python -m tests.sim.run $(SEED)
 
-sims: setup ## thousands of simulated runs, and what struck them: make sims SEEDS=5000 FIRST=0
-	@$(BIN)/python -m tests.sim.many $(or $(SEEDS),5000) $(or $(FIRST),0)
+sims: setup ## thousands of simulated runs, and what struck them: make sims SEEDS=5000 FIRST=0, TRANSACTIONS=1 for transactions
+	@$(BIN)/python -m tests.sim.many $(or $(SEEDS),5000) $(or $(FIRST),0) $(if $(TRANSACTIONS),--transactions)
 
 mutants: setup ## break the code on purpose and see that a test notices; NAME=… for a part of the names
 	@$(BIN)/python -m tests.mutants $(NAME)
@@ -72,6 +79,9 @@ drill-repairs: setup ## bookies destroyed, restarts, who repairs stands still, 1
 drill-locks: setup ## ten thousand times a lock is taken, while clients and leaders are stopped and killed: make drill-locks SEED=1
 	@$(BIN)/python -m loadtest.lock_drill --seed $(or $(SEED),1)
 
+drill-bank: setup ## transfers over partitions while leaders die, the ring changes and snapshots are taken: make drill-bank MINUTES=10 FRONT=redis
+	@$(BIN)/python -m loadtest.bank_drill --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1) --front $(or $(FRONT),client)
+
 bench: setup ## the benchmark suite, and what an operation costs
 	@$(BIN)/kvstore bench suite
 	@$(BIN)/python -m loadtest.budget
@@ -79,6 +89,7 @@ bench: setup ## the benchmark suite, and what an operation costs
 budget: setup ## what an operation costs, on real nodes and in a client's process: calls, syscalls, syncs, processor time
 	@$(BIN)/python -m loadtest.budget
 	@$(BIN)/python -m loadtest.client_budget
+	@$(BIN)/python -m loadtest.transaction_budget
 
 hops: setup ## how many calls from file to file a SET and a GET make on their way
 	@PYTHONPATH=. $(BIN)/python scripts/hops.py
@@ -107,7 +118,10 @@ lowest: ## the fast tests with the lowest versions that pyproject.toml allows; a
 pythons: ## the tests on Python 3.12, 3.13 and 3.14, each in a new Ubuntu or Debian, as root: make pythons VERSIONS=3.14 TARGET=check
 	@scripts/pythons.sh $(or $(TARGET),test) $(or $(VERSIONS),3.12 3.13 3.14)
 
-audit: ## known faults of the pinned dependencies, and a bill of materials in build/sbom.json; asks PyPI
+release: setup ## the wheel, the source distribution, their hashes and a bill of materials in dist/; asks PyPI
+	@scripts/release.sh
+
+audit: ## known faults of the pinned dependencies; asks PyPI
 	@scripts/audit.sh
 
 format: setup ## format, and mend what the linter can mend

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 PREFIX_BYTES_MAX = 64
 NAME_SHOWN = 48
-"""Characters of a prefix in the page; all of it stands in its tooltip."""
+"""Characters of a prefix in the page; all of it is in its tooltip."""
 Bars = list[tuple[str, float]]
 SHOWN = 20
 SETTINGS = {"spark.sql.shuffle.partitions": "8"}

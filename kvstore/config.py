@@ -64,7 +64,7 @@ def parse(text: str, path: Path) -> dict[str, Any]:
 
 
 def from_table(table: Mapping[str, Any], cls: type[T]) -> T:
-    """Build `cls` from a table. A nested dataclass is a table of its own.
+    """Build `cls` from a table. A nested dataclass is its own table.
 
     Raises ConfigError with every fault and the dotted name of each setting at fault.
     """

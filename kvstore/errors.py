@@ -7,8 +7,10 @@
     │   │   ├── Moved             the partition does not own the key; carries the ring version to wait for
     │   │   ├── Overloaded        a limit is reached: connections, queues or memory
     │   │   ├── RateExceeded      a namespace's operations per second are used up; carries when to retry
+    │   │   ├── Conflict          another transaction holds a key, or changed what was read; nothing was done
     │   │   ├── NotEnoughBookies  too few bookies for a write; nothing was appended
     │   │   ├── Unavailable       no leader or lease, or no server answered in time; nothing was sent
+    │   │   │   ├── OtherCluster  only servers of another cluster answer at the configured addresses
     │   │   │   └── PeerRefused   the server's port refuses connections: its process does not run
     │   │   ├── NotCaughtUp       the replica has not applied what the session token requires
     │   │   └── NoSuchPin         the replica does not keep the pinned position; another replica may
@@ -51,6 +53,8 @@ kvstore/rpc/status.py maps each class to its gRPC and HTTP status.
 """
 
 from __future__ import annotations
+
+from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 
 class StoreError(Exception):
@@ -107,12 +111,22 @@ class RateExceeded(Retryable):
         )
 
 
+class Conflict(Retryable):
+    """Another transaction has locked a key of this transaction, or has changed a key that this transaction read.
+    Nothing was done. Run the transaction again, reads included, after a random pause."""
+
+
 class NotEnoughBookies(Retryable):
     """Fewer bookies answer than an acknowledged write needs. Nothing was appended."""
 
 
 class Unavailable(Retryable):
-    """No server that may answer was reached in time. Nothing was sent."""
+    """No server that may answer did so in time. No write was carried out."""
+
+
+class OtherCluster(Unavailable):
+    """Servers answer at the configured addresses, but they belong to another cluster than the client is configured for
+    or has used so far. Nothing was sent to them. Check the addresses and the cluster's id."""
 
 
 class PeerRefused(Unavailable):
@@ -139,14 +153,24 @@ class NotThere(InvalidRequest):
 
 class ConditionFailed(Refused):
     """The key does not have the version, or the absence, that the request required. Carries the version found, 0 if the
-    key is absent."""
+    key is absent. A transaction also names the key (`quoted_key`, percent-encoded), unless that
+    has more than 1,024 characters."""
 
-    def __init__(self, version: int) -> None:
-        super().__init__(version)
+    def __init__(self, version: int, key: bytes | str = b"") -> None:
+        """`key`: the key, or its percent-encoded form, in which errors travel. Empty if the request has one key or is a
+        batch."""
         self.version = version
+        self.quoted_key = quote_from_bytes(key) if isinstance(key, bytes) else key
+        super().__init__(version, *filter(None, [self.quoted_key]))
+
+    @property
+    def key(self) -> bytes:
+        """The key whose condition was not met, in a transaction. Empty otherwise."""
+        return unquote_to_bytes(self.quoted_key)
 
     def __str__(self) -> str:
-        return f"the key's version is {self.version}" if self.version else "the key is absent"
+        name = f"the key {self.key!r:.100}" if self.quoted_key else "the key"
+        return f"condition not met: {name} {f'has version {self.version}' if self.version else 'is absent'}"
 
 
 class QuotaExceeded(Refused):
@@ -205,7 +229,8 @@ class PositionTrimmed(Refused):
 
 
 class OutcomeUnknown(StoreError):
-    """The request may or may not have been carried out. Retry it with the same request id, or read the key."""
+    """The request may or may not have been carried out. Retry it with the same request id, or read the key. The Python
+    clients have retried it until the deadline."""
 
 
 class MetadataError(StoreError):

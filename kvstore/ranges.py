@@ -94,7 +94,7 @@ MS_MAX = 10**12
 """Longest time of a setting; it means never. Sums of several such times still fit into 64 bits."""
 COUNT_MAX = 10**6
 BYTES_MAX = 1 << 40
-"""Largest number, and most bytes, of settings without a bound of their own: more than one machine has."""
+"""Largest number, and most bytes, of settings without their own bound: more than one machine has."""
 PERIOD_MIN_S = 0.05
 """Shortest interval of a periodic check. A shorter one would starve the event loop."""
 

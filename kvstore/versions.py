@@ -12,11 +12,11 @@ from typing import Protocol
 
 FIRST = 1
 """The version of a server that does not state its version."""
-LATEST = 2
+LATEST = 3
 """The version of this build. Version 2 adds: logs record the version they are written by, links carry more fields, and
-leaders and endpoints enforce namespaces."""
+leaders and endpoints enforce namespaces. Version 3 adds transactions over several partitions."""
 
-RELEASES = {1: "0.1.0", 2: "0.2.0"}
+RELEASES = {1: "0.1.0", 2: "0.2.0", 3: "0.2.0"}
 """The first release that supports each version."""
 
 LINK_FIRST = 2
@@ -31,10 +31,16 @@ def link_version(cluster_version: int) -> int:
 LINK_LATEST = link_version(LATEST)
 
 
-def release_for(cluster_version: int, unknown: str = "") -> str:
-    """Return the release to install for a cluster version. `unknown` is the result for a version that this build does
-    not know."""
-    return RELEASES.get(cluster_version, unknown) or "a later one"
+def release_for(cluster_version: int) -> str:
+    """Return the first release that supports a cluster version."""
+    return RELEASES.get(cluster_version, "a later one")
+
+
+def build_for(cluster_version: int, unknown: str = "") -> str:
+    """Return what to install for a cluster version, as text for operators. `unknown` is the release for a version that
+    this build does not know."""
+    release = RELEASES.get(cluster_version, unknown)
+    return f"kvstore {release} or later" if release else "a later release of kvstore"
 
 
 class Versions(Protocol):

@@ -33,7 +33,8 @@ KEYS, VALUE_BYTES = 10_000, 100
 WORKLOADS = {"set": "writes", "get": "ycsb-c"}
 MIXES = {"set": "put=1", "get": "get=1"}
 PREFIXES = {"set": "misc/r/", "get": "load/r/"}
-"""Locust reads what Locust wrote, and judges it: the others write elsewhere, to keys of the same length."""
+"""Keys of the other programs have the same length as Locust's, but are not Locust's, because Locust checks the
+values that it reads."""
 REDIS, BENCH, LOCUST = "redis-benchmark", "kvstore bench", "locust"
 
 
@@ -83,9 +84,9 @@ def main() -> None:
         rows = [
             row
             for command in WORKLOADS
-            for door, idle in (("resp", Subject(redis, "")), ("grpc", Subject("", memory)))
+            for endpoint, idle in (("resp", Subject(redis, "")), ("grpc", Subject("", memory)))
             for row in compare(
-                door,
+                endpoint,
                 Load(command, arguments.in_flight, arguments.seconds),
                 (Subject(node.resp, node.grpc), idle),
                 arguments.rounds,
@@ -97,18 +98,18 @@ def main() -> None:
 
 
 def compare(
-    door: str, load: Load, subjects: tuple[Subject, Subject], rounds: int, folder: Path
+    endpoint: str, load: Load, subjects: tuple[Subject, Subject], rounds: int, folder: Path
 ) -> Iterator[dict[str, Any]]:
     """Return a row for each program. All take turns, and the best round of each counts, because other work of the
     machine only adds time."""
-    programs = programs_of(door, folder)
+    programs = programs_of(endpoint, folder)
     taken: dict[tuple[str, int], list[Figure]] = {}
     for _ in range(rounds):
         for place, subject in enumerate(subjects):
             for name, program in programs.items():
                 taken.setdefault((name, place), []).append(program(subject, load))
-                print(f"agreement: {load.command} {door} {name}: {taken[name, place][-1]}", file=sys.stderr)
-    yield from judged({"operation": load.command, "door": door}, list(programs), taken)
+                print(f"agreement: {load.command} {endpoint} {name}: {taken[name, place][-1]}", file=sys.stderr)
+    yield from judged({"operation": load.command, "endpoint": endpoint}, list(programs), taken)
 
 
 def judged(
@@ -132,7 +133,7 @@ def judged(
 
 def is_too_far(row: Mapping[str, Any]) -> bool:
     """Return True if figures of the same requests disagree by more than the programs' own times explain."""
-    return row["door"] == "resp" and bool(min(abs(row["apart"]), abs(row["left"])) > APART_MAX)
+    return row["endpoint"] == "resp" and bool(min(abs(row["apart"]), abs(row["left"])) > APART_MAX)
 
 
 def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,11 +141,13 @@ def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**row, **percent, "": "TOO FAR" if is_too_far(row) else "ok"}
 
 
-def programs_of(door: str, folder: Path) -> dict[str, Program]:
+def programs_of(endpoint: str, folder: Path) -> dict[str, Program]:
     """Return the programs. The others are compared with the first."""
-    locust = lambda subject, load: run_user(door, subject, load, folder)  # noqa: E731
-    bench = lambda subject, load: run_bench(door, subject, load)  # noqa: E731
-    return {REDIS: redis_benchmark, BENCH: bench, LOCUST: locust} if door == "resp" else {BENCH: bench, LOCUST: locust}
+    locust = lambda subject, load: run_user(endpoint, subject, load, folder)  # noqa: E731
+    bench = lambda subject, load: run_bench(endpoint, subject, load)  # noqa: E731
+    return (
+        {REDIS: redis_benchmark, BENCH: bench, LOCUST: locust} if endpoint == "resp" else {BENCH: bench, LOCUST: locust}
+    )
 
 
 def redis_benchmark(subject: Subject, load: Load) -> Figure:
@@ -155,19 +158,19 @@ def redis_benchmark(subject: Subject, load: Load) -> Figure:
     return Figure(found.p50_ms, found.per_s)
 
 
-def run_bench(door: str, subject: Subject, load: Load) -> Figure:
+def run_bench(endpoint: str, subject: Subject, load: Load) -> Figure:
     command = [
         *(sys.executable, "-m", "kvstore", "bench", "run", "--json", "--mix", MIXES[load.command]),
         *("--in-flight", str(load.in_flight), "--seconds", str(load.seconds), "--warmup", "0"),
         *("--keys", str(KEYS), "--prefix", PREFIXES[load.command], "--value-bytes", str(VALUE_BYTES)),
-        *(("--resp", subject.resp) if door == "resp" else ("--server", subject.grpc)),
+        *(("--resp", subject.resp) if endpoint == "resp" else ("--server", subject.grpc)),
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     row = json.loads(done.stdout)["latencies"][0]
     return Figure(float(row["service_p50_ms"]), float(row["per_s"]))
 
 
-def run_user(door: str, subject: Subject, load: Load, folder: Path) -> Figure:
+def run_user(endpoint: str, subject: Subject, load: Load, folder: Path) -> Figure:
     """Run Locust. Its users are always late, which makes them a closed loop."""
     report = folder / "agreement.html"
     always_late = 1_000_000.0 / load.in_flight
@@ -177,7 +180,7 @@ def run_user(door: str, subject: Subject, load: Load, folder: Path) -> Figure:
         *("--value-size", str(VALUE_BYTES), "--rate", "1000000", "--rate-per-user", str(always_late)),
         *("--seconds", str(load.seconds), "--warmup", "0"),  # a warm-up would hide all: what is due then
         *("--report", str(report), *store),
-        *(("--resp", subject.resp, "RespUser") if door == "resp" else ("GrpcUser",)),
+        *(("--resp", subject.resp, "RespUser") if endpoint == "resp" else ("GrpcUser",)),
     ]
     code = run_locust([*options, "--data-dir", str(folder)], is_quiet=True)
     if code:

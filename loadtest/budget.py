@@ -56,8 +56,8 @@ connect_plainly = partial(connect, timeout_s=CONNECT_S)
 
 @dataclass(frozen=True)
 class Load:
-    """`operations` in all, divided among the connections, `pipeline` at a time on each. The commands "put" and "get"
-    are those of one AsyncClient, which has as many under way as there would be connections."""
+    """`operations` in total, divided among the connections, `pipeline` at a time on each. The commands "put" and
+    "get" use one AsyncClient, with as many operations in flight as there are connections."""
 
     name: str
     command: str
@@ -65,9 +65,10 @@ class Load:
     pipeline: int
     operations: int
     budget: tuple[float, float] | None = None
-    """Calls per operation that the leader and a follower may take. None where they depend on how many meet."""
+    """Maximum calls per operation of the leader and of a follower. None where the figure depends on how many
+    operations share an entry."""
     is_forwarded: bool = False
-    """Asked is the follower, which sends it to the leader."""
+    """True if the requests go to the follower, which forwards them to the leader."""
 
 
 BUDGET = (
@@ -87,25 +88,28 @@ BUDGET = (
 
 
 ATTEMPTS_MAX, LED_S_MAX = 3, 60.0
+SHOWN_CALLS_MIN = 0.005
+"""Calls per operation below which `--layers` omits a function."""
 IDLE = "idle"
 IDLE_S, SETTLE_S = 30.0, 15.0
-"""For so long an idle cluster is watched, once for processor time and once for calls; and the time that a new one has
-to come to rest."""
+"""Seconds for which an idle cluster is observed, once for processor time and once for calls; and seconds that a new
+cluster has to come to rest."""
 IDLE_CALLS_PER_S = 2_300
-"""Of these the watchdog, the probes of disks and the comparison of dates take about 300."""
+"""Maximum calls per second of an idle node. The watchdog, the probes of disks and the comparison of dates take about
+300 of them."""
 
 
 @dataclass
 class Idleness:
-    """Of one process, while nobody asks for anything."""
+    """The cost of one process while there are no requests."""
 
     node: str
     cpu_share: float
     wake_ups_per_s: float
     calls_per_s: dict[str, float]
-    """By layer."""
+    """Calls per second, by layer."""
     functions: Counter[str]
-    """Calls of each, all in all."""
+    """Total calls, by function."""
 
     @property
     def is_within(self) -> bool:
@@ -124,21 +128,21 @@ class Idleness:
 
 @dataclass
 class Cost:
-    """Of one load at one process."""
+    """The cost of one load at one process."""
 
     load: str
     role: str
     operations: int
     budget: float | None
-    """Calls per operation."""
+    """Maximum calls per operation."""
     entries: int
     calls: Counter[str] = field(default_factory=Counter)
-    """By layer."""
+    """Calls by layer."""
     functions: Counter[str] = field(default_factory=Counter)
     cpu_s: float = 0.0
     wake_ups: int = 0
     kernel: int = 0
-    """Reads and writes."""
+    """Number of reads and writes of the kernel."""
     syncs: int = 0
 
     @property
@@ -192,7 +196,7 @@ class Counted(LocalCluster):
 
 
 def layer_of(function: str) -> str:
-    """The folder of kvstore/ that a function is in, or what else it belongs to."""
+    """Return the layer of a function: its folder of kvstore/, or the library that it belongs to."""
     _, inside, path = function.rpartition("/kvstore/")
     if not inside:
         return STANDARD
@@ -201,7 +205,8 @@ def layer_of(function: str) -> str:
 
 
 async def run_load(load: Load, address: str, tag: str, connect: Connect = connect_plainly) -> None:
-    """Raises RuntimeError if anything is refused, ConnectionError if the server ends a connection."""
+    """Run a load by the Redis protocol. Raises RuntimeError if anything is refused, ConnectionError if the server
+    closes a connection."""
     rounds = load.operations // (load.connections * load.pipeline)
     verb, rest = (b"GET", ()) if load.command == "GET" else (b"SET", (VALUE,))
     prefix = b"{%b}" % tag.encode()
@@ -220,7 +225,7 @@ async def run_load(load: Load, address: str, tag: str, connect: Connect = connec
 
 
 async def run_calls(load: Load, endpoints: tuple[str, ...], tag: str) -> None:
-    """Raises StoreError."""
+    """Run a load by an AsyncClient. Raises StoreError."""
     prefix = b"{%b}" % tag.encode()
     async with AsyncClient(ClientConfig(endpoints=endpoints)) as client:
 
@@ -238,8 +243,8 @@ class Budget:
         self._cluster, self._tag, self._partition = cluster, tag, partition
 
     def measure(self, load: Load) -> list[Cost]:
-        """Of the leader, and of one of the followers. Again, if the lead was handed on meanwhile. Raises RuntimeError
-        if it is each time, or nobody has it."""
+        """Return the costs of the leader and of one follower. Measures again if the leader changes meanwhile. Raises
+        RuntimeError if the leader changes each time, or if nobody leads."""
         for _ in range(ATTEMPTS_MAX):
             lead = self._lead()
             found = self._measure(load, lead)
@@ -248,7 +253,7 @@ class Budget:
         raise RuntimeError(f"the lead of partition {self._partition} goes from node to node")
 
     def _lead(self) -> NodePlace:
-        """The node that leads the partition."""
+        """Return the node that leads the partition. Raises RuntimeError if nobody leads it within LED_S_MAX."""
         until = time.monotonic() + LED_S_MAX
         while time.monotonic() < until:
             for node in self._cluster.load().nodes:
@@ -258,7 +263,7 @@ class Budget:
         raise RuntimeError(f"nobody leads partition {self._partition}")
 
     def _measure(self, load: Load, lead: NodePlace) -> list[Cost]:
-        """Nothing if `lead` does not lead to the end."""
+        """Return the costs; nothing if `lead` does not lead until the end."""
         follower = next(node for node in self._cluster.load().nodes if node.id != lead.id)
         both = {"leader": lead, "follower": follower}
         asked = follower if load.is_forwarded else lead
@@ -288,7 +293,7 @@ class Budget:
         return found
 
     def idle(self, seconds: float) -> list[Idleness]:
-        """Of each node."""
+        """Return the cost of each idle node."""
         nodes = self._cluster.load().nodes
         before = {node.id: scheduled(node) for node in nodes}
         time.sleep(seconds)
@@ -305,7 +310,7 @@ class Budget:
         return found
 
     def _counted(self, work: Callable[[], object]) -> dict[str, Counter[str]]:
-        """The calls of each node's functions, of Python and of C, while `work` is done."""
+        """Return the calls of each node's functions, of Python and of C, while `work` runs."""
         self._cluster.begin()
         work()
         return {node.id: self._cluster.end(node) for node in self._cluster.load().nodes}
@@ -322,37 +327,38 @@ class Budget:
         with process.oneshot():
             times, switches, io = process.cpu_times(), process.num_ctx_switches(), process.io_counters()
         kernel = io.read_count + io.write_count
-        return times.user + times.system, switches.voluntary, kernel, _status(node)["bookie"]["syncs"]
+        return times.user + times.system, switches.voluntary, kernel, status(node)["bookie"]["syncs"]
 
     def _leading(self, node: NodePlace) -> dict[str, Any] | None:
         """Return the node's report on the partition that it leads; None if it does not lead it."""
-        found: dict[str, Any] | None = _status(node)["partitions"].get(self._partition, {}).get("leading")
+        found: dict[str, Any] | None = status(node)["partitions"].get(self._partition, {}).get("leading")
         return found
 
 
 def scheduled(node: NodePlace) -> tuple[float, int]:
-    """The processor time of all threads in seconds, to the nanosecond (what an idle node takes in a minute is a few of
-    the clock's ticks), and how often the event loop has slept."""
+    """Return the processor time of all threads in seconds, and how often the event loop has slept. The time is exact
+    to the nanosecond, because an idle node takes only a few ticks of the clock in a minute."""
     tasks = list(Path(f"/proc/{node.pid}/task").iterdir())
     cpu_s = sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
     return cpu_s, psutil.Process(node.pid).num_ctx_switches().voluntary
 
 
-def _status(node: NodePlace) -> dict[str, Any]:
+def status(node: NodePlace) -> dict[str, Any]:
+    """Return the status page of a node."""
     with urlopen(f"http://{node.http}/", timeout=60) as answer:
         found: dict[str, Any] = json.load(answer)
     return found
 
 
 async def _tagged(file: ClusterFile) -> tuple[str, str]:
-    """A tag, and the partition of its keys."""
+    """Return a hash tag, and the partition of its keys."""
     async with AsyncClient(ClientConfig(endpoints=tuple(node.grpc for node in file.nodes))) as client:
         return "budget", str(client.cluster.partition_of(b"{budget}"))
 
 
 @contextmanager
 def running_budget() -> Iterator[Budget]:
-    """A cluster in a scratch folder, ended afterwards."""
+    """Run a cluster in a scratch folder, and stop it afterwards."""
     with peers.scratch() as folder:
         cluster = Counted(folder / "data")
         try:
@@ -367,6 +373,8 @@ def _show_layers(cost: Cost) -> None:
     rows = [{"layer": name, "calls": round(calls / per, 1)} for name, calls in cost.calls.most_common()]
     print(f"\n{cost.load}, {cost.role}: calls per {'entry' if cost.entries else 'operation'}\n{as_table(rows)}\n")
     for name, calls in cost.functions.most_common(400):
+        if calls / per < SHOWN_CALLS_MIN:
+            break
         print(f"  {calls / per:7.2f}  {name.rpartition('/kvstore/')[2] or name}")
 
 
@@ -408,7 +416,7 @@ def main() -> None:
     rows = [cost.row() | {"layers": dict(cost.calls)} for cost in costs]
     rows += [each.row() | {"layers": each.calls_per_s} for each in idle]
     options.out.write_text(json.dumps(rows, indent=2))
-    if not all(each.is_within for each in (*costs, *idle)):
+    if not (all(each.is_within for each in costs) and all(each.is_within for each in idle)):
         sys.exit("a load takes more calls than its budget")
 
 

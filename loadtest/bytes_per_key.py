@@ -33,9 +33,9 @@ from loadtest.bench import peers
 
 OFFSETS = range(38_000, 42_000, 100)
 QUIET_S, POLL_S, SETTLE_S = 10.0, 1.0, 300.0
-"""Nothing written for so long is quiet; how often it is looked; how long at most."""
+"""Seconds without writes after which the cluster is quiet; seconds between two checks; maximum seconds to wait."""
 CONNECTIONS_EACH = 16
-"""To each node."""
+"""Number of connections to each node."""
 QUIET_BYTES = 256 << 10
 """Maximum bytes that logs and marks write by themselves in that time."""
 ALL, SYNCS = "all", "syncs"
@@ -56,7 +56,7 @@ class Puts(NamedTuple):
 
 
 def put_all(cluster: ClusterFile, puts: Puts) -> float:
-    """Put every key once; how long it took. Raises Unavailable if a key is refused."""
+    """Put every key once, and return how long it took in seconds. Raises Unavailable if a key is refused."""
     doors = [node.resp for node in cluster.nodes for _ in range(CONNECTIONS_EACH)]
     began = time.monotonic()
     with ThreadPoolExecutor(len(doors)) as threads:
@@ -80,7 +80,7 @@ def _value(random: Random, puts: Puts) -> bytes:
 
 
 def written(cluster: ClusterFile, data_dir: Path) -> Counter[str]:
-    """Bytes written so far by all nodes, by what wrote them; and syncs of journals."""
+    """Return the bytes written so far by all nodes, by the writer, and the number of syncs of journals."""
     found: Counter[str] = Counter()
     for node in cluster.nodes:
         io = _lines_of(f"/proc/{node.pid}/io")
@@ -99,7 +99,7 @@ def written(cluster: ClusterFile, data_dir: Path) -> Counter[str]:
 
 
 def tables_in(log: str) -> Counter[str]:
-    """Bytes of the table files that an engine's log tells of, by what made them."""
+    """Return the bytes of the table files that an engine's log names, by the job that made them."""
     found: Counter[str] = Counter()
     jobs: dict[int, str] = {}
     for text in _EVENT.findall(log):
@@ -115,7 +115,7 @@ def tables_in(log: str) -> Counter[str]:
 
 
 def metrics_of(http: str) -> dict[str, float]:
-    """A node's metrics without their prefix; of several partitions the sum."""
+    """Return a node's metrics without their prefix. Metrics of several partitions are added up."""
     with urlopen(f"http://{http}/metrics", timeout=10) as answer:
         text = answer.read().decode()
     found: dict[str, float] = {}
@@ -143,7 +143,7 @@ def _is_synced(node: NodePlace) -> bool:
 
 
 def memory_mb(cluster: ClusterFile) -> dict[str, float]:
-    """Megabytes of the nodes and of ZooKeeper: their share of what they have in memory, and all of it."""
+    """Return the megabytes of the nodes and of ZooKeeper: their proportional share, and their resident memory."""
     pids = [*(node.pid for node in cluster.nodes), cluster.zookeeper_pid]
     each = [_lines_of(f"/proc/{pid}/smaps_rollup") for pid in pids]
     found = {}
@@ -154,13 +154,13 @@ def memory_mb(cluster: ClusterFile) -> dict[str, float]:
 
 
 def _lines_of(path: str) -> dict[str, int]:
-    """The lines `name: number` of a file of /proc."""
+    """Return the lines `name: number` of a file of /proc."""
     pairs = (line.split()[:2] for line in Path(path).read_text().splitlines() if ": " in line)
     return {name.rstrip(":"): int(number) for name, number in pairs if number.isdigit()}
 
 
 def run(puts: Puts) -> dict[str, Any]:
-    """Measure, print, and return the figures."""
+    """Measure, print the figures, and return them."""
     with peers.scratch() as folder:
         cluster = LocalCluster(folder / "data", lambda text: print(text, file=sys.stderr))
         try:
@@ -178,7 +178,7 @@ def run(puts: Puts) -> dict[str, Any]:
     rest = spent[ALL] - sum(size for what, size in spent.items() if what != ALL)
     per_key = {what: round(size / puts.keys, 1) for what, size in sorted(spent.items())}
     per_key["rest"] = round(rest / puts.keys, 1)
-    found = {
+    found: dict[str, Any] = {
         "puts": puts._asdict(),
         "bytes_per_key": per_key,
         "keys_per_s": round(puts.keys / seconds),

@@ -45,20 +45,20 @@ TAG = b"{budget}"
 CONNECT_S = 5.0
 CLIENTS = ("AsyncClient", "RESP")
 Call = Callable[[int], Awaitable[object]]
-"""One operation, on the key of this number."""
+"""Runs one operation on the key of this number."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """`operations` in all, by so many tasks as are `in_flight`."""
+    """`operations` in total, by `in_flight` tasks."""
 
     kind: str
     in_flight: int
     operations: int
     calls_max: float
-    """Per operation, in the client's process."""
+    """Maximum calls per operation in the client's process."""
     rate_min: float
-    """Of the Redis client's rate: what is less is no bad luck."""
+    """Minimum share of the Redis client's rate. A lower share is a regression and not an effect of a busy machine."""
 
     @property
     def name(self) -> str:
@@ -77,7 +77,7 @@ BUDGET = (
 
 @dataclass
 class Cost:
-    """Of one load by one client."""
+    """The cost of one load by one client."""
 
     load: Load
     client: str
@@ -85,20 +85,21 @@ class Cost:
     """Operations per second."""
     p50s_ms: list[float] = field(default_factory=list)
     cpus_us: list[float] = field(default_factory=list)
-    """Per operation, in the client's process."""
+    """Processor time per operation in the client's process, in microseconds."""
     leader_cpus_us: list[float] = field(default_factory=list)
     wake_ups: list[float] = field(default_factory=list)
     frames: float | None = None
-    """Per operation."""
+    """Number of frames per operation."""
     functions: Counter[str] = field(default_factory=Counter)
 
     @property
     def calls(self) -> float:
-        """Per operation."""
+        """Number of calls per operation."""
         return sum(self.functions.values()) / self.load.operations
 
     def row(self, beside: Cost) -> dict[str, Any]:
-        """With ratios to the run of the other client that was measured next to each of these."""
+        """Return the row of the report, with ratios to the runs of the other client, each measured beside one of
+        these runs."""
         return {
             "load": self.load.name,
             "client": self.client,
@@ -116,7 +117,7 @@ class Cost:
 
 
 def ratio(these: list[float], those: list[float]) -> float:
-    """The median of the ratios of neighbours."""
+    """Return the median of the ratios of runs that were measured side by side."""
     return median(this / that for this, that in zip(these, those, strict=True))
 
 
@@ -131,7 +132,7 @@ class Bench:
         self._processes: tuple[psutil.Process, psutil.Process]
 
     async def _find_leader(self) -> bool:
-        """Connect to the leader's node. False if it is the one it was."""
+        """Connect to the leader's node. Return False if the leader has not changed."""
         leader = self._client.cluster.leader_of(self._client.cluster.partition_of(TAG))
         node = next(node for node in self._file.nodes if node.grpc == leader)
         if node == self._node:
@@ -200,7 +201,7 @@ class Bench:
         cost.wake_ups.append(wake_ups / operations)
 
     def _spent(self) -> tuple[float, float, int]:
-        """Processor time of this process and of the leader's, and how often this one has slept."""
+        """Return the processor time of this process and of the leader's, and how often this process has slept."""
         own, leader = self._processes
         times = leader.cpu_times()
         return time.process_time(), times.user + times.system, own.num_ctx_switches().voluntary
@@ -214,7 +215,7 @@ async def run_bench(file: ClusterFile, loads: Sequence[Load], runs: int) -> list
 
 @contextmanager
 def running_cluster() -> Iterator[ClusterFile]:
-    """A cluster in a scratch folder, ended afterwards."""
+    """Run a cluster in a scratch folder, and stop it afterwards."""
     with peers.scratch() as folder:
         cluster = LocalCluster(folder / "data")
         try:

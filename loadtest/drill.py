@@ -39,7 +39,7 @@ MINUTES_MAX = 7 * 24 * 60
 
 
 def run_drill(*, counts: Counts, only: str, metadata: MetadataKind, out: Path) -> bool:
-    """Run it, print it, write it. False if a promise of safety is broken."""
+    """Run the drill, print it, and write it. Return False if a safety promise is broken."""
     report, began, changes = Report(), time.time(), []
     with peers.scratch() as folder:
         try:
@@ -61,7 +61,7 @@ def run_drill(*, counts: Counts, only: str, metadata: MetadataKind, out: Path) -
 
 
 def run_repairs(*, counts: Counts, only: str, metadata: MetadataKind, out: Path) -> bool:
-    """Accidents to copies. False if a promise of safety is broken."""
+    """Run the drill that damages copies. Return False if a safety promise is broken."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # clusters would stay
     report, began = Report(), time.time()
     for name, scene in SCENES.items():
@@ -82,7 +82,7 @@ def run_repairs(*, counts: Counts, only: str, metadata: MetadataKind, out: Path)
 
 
 def run_nemesis(*, seed: int, minutes: float, only: str, out: Path) -> bool:
-    """Accidents by seed. False if a promise of safety is broken."""
+    """Run the drill of faults by seed. Return False if a safety promise is broken."""
     if not net.is_possible():
         print("this drill makes networks: it needs Linux, root, and iproute2 (ip, tc)", file=sys.stderr)
         sys.exit(2)
@@ -101,7 +101,7 @@ def run_nemesis(*, seed: int, minutes: float, only: str, out: Path) -> bool:
 
 
 def shown(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of a report, for people."""
+    """Return a row of a report as text."""
     return {**row, "met": "yes" if row["met"] else "NO"}
 
 
@@ -111,7 +111,7 @@ def _changes_of_leader(logs: Path) -> list[dict[str, Any]]:
 
 
 def _write(out: Path, report: Report, changes: list[dict[str, Any]], began: float) -> None:
-    """Also what there is of a run that broke off."""
+    """Write the report, also that of an aborted run."""
     document = {
         "safe": report.is_safe,
         "met": report.is_met,
@@ -154,7 +154,7 @@ def main() -> None:
         parser.error(f"--only: expected a part of {', '.join(known)}, got {arguments.only!r}")
     if arguments.nemesis:
         if arguments.metadata is not MetadataKind.ZOOKEEPER:
-            parser.error("--metadata: accidents by seed are made with ZooKeeper only")
+            parser.error("--metadata: accidents by seed need ZooKeeper")
         seed, minutes = arguments.seed, arguments.minutes
         sys.exit(0 if run_nemesis(seed=seed, minutes=minutes, only=arguments.only, out=arguments.out) else 1)
     counts = QUICK if arguments.quick else Counts()

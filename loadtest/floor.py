@@ -48,7 +48,7 @@ class Place(NamedTuple):
 
 
 def places_at(port: int) -> list[Place]:
-    """Raises ConfigError."""
+    """Open the listening sockets. Raises ConfigError."""
     if port and not 1_024 <= port <= 65_536 - PROCESSES:
         raise ConfigError(f"expected a port from 1024 to {65_536 - PROCESSES}, or 0, got {port}")
     made: list[Place] = []
@@ -63,7 +63,7 @@ def places_at(port: int) -> list[Place]:
 
 
 def new_folder(folder: Path) -> None:
-    """Make it. Raises ConfigError if something is in it."""
+    """Create the folder. Raises ConfigError if it is not empty."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
@@ -73,7 +73,8 @@ def new_folder(folder: Path) -> None:
 
 
 async def serve(number: int, folder: Path, places: list[Place], *, is_looking_up: bool, parent: int) -> None:
-    """Be process `number`, until `parent` is readable: its other end is closed, however the parent has ended."""
+    """Run process `number` until `parent` is readable. That happens when the parent has ended, for any reason,
+    because the other end is closed then."""
     loop = asyncio.get_running_loop()
     loop.add_reader(parent, os._exit, 0)
     own = places[number]
@@ -102,8 +103,8 @@ def _process(number: int, folder: Path, places: list[Place], *, is_looking_up: b
 
 
 def run_floor(folder: Path, port: int, *, is_looking_up: bool) -> None:
-    """Until KeyboardInterrupt, or until a process ends by itself. One that is killed is not waited for. Raises
-    ConfigError."""
+    """Run the floor until KeyboardInterrupt, or until a process ends by itself. A process that was killed is not
+    waited for. Raises ConfigError."""
     places = places_at(port)
     new_folder(folder)
     pipe = os.pipe()

@@ -28,13 +28,14 @@ from kvstore.ring.hashing import token_of
 PROCESSES = 3
 ENTRY_PUTS_MAX = 1_024
 IN_FLIGHT = 4
-"""Entries of a partition on their way, as many as in the store."""
+"""Maximum number of entries of a partition in flight, as in the store."""
 JOURNAL_BYTES = 256 << 20
-"""The file is written round and round; each quarter has the rows written to files, so that what they need is there."""
+"""Size of the journal, which is a ring of four quarters. Before a quarter is reused, the rows are flushed to files,
+so that its records are no longer needed."""
 QUARTER = JOURNAL_BYTES // 4
 ZEROES = bytes(1 << 20)
 ROW_HEADER = 25
-"""Bytes before a value, as many as the store has of a key that was written before."""
+"""Number of bytes before a value, as in the store for a key that was written before."""
 
 ADD, STORED, ASKED, ANSWERED = range(4)
 _frame, _add, _put, _entry, _ask, _answer, _group = map(Struct, (">IB", ">QQI", ">BII", ">Q", ">IBII", ">II", ">II"))
@@ -44,14 +45,14 @@ GONE = b"-ERR the process that leads this key has ended\r\n"
 
 
 class Sink(Protocol):
-    """Where a reply goes: a client's connection, or the process that has sent the request on."""
+    """The receiver of a reply: a client's connection, or the process that has forwarded the request."""
 
     def answer(self, number: int, reply: bytes) -> None: ...
     def flush(self) -> None: ...
 
 
 Put = tuple[bytes, bytes, Sink, int]
-"""Key, value, and where its reply goes, under which number."""
+"""Key, value, and the sink and the number of its reply."""
 Mark = tuple[int, int]
 """A record in the journal: its partition and entry."""
 
@@ -81,7 +82,7 @@ class Journal:
         self._marks.append(mark)
 
     def flush(self) -> None:
-        """Begin a group, unless one is under way."""
+        """Begin a group, unless one is in progress."""
         if self._syncing or not self._marks:
             return
         data = b"".join(self._records)
@@ -147,7 +148,8 @@ def _read(entry: int, record: bytes) -> tuple[int, list[bool], list[tuple[bytes,
 
 
 class Lead:
-    """Puts of the partition that this process leads: into entries, to two of three, into the rows, answered."""
+    """The write side of the partition that this process leads: it collects puts into entries, replicates each entry
+    to two of three processes, applies it to the rows, and replies."""
 
     def __init__(self, member: Member, *, is_looking_up: bool) -> None:
         self._number, self._links, self._journal = member.number, member.links, member.journal
@@ -214,10 +216,11 @@ class Connection(asyncio.Protocol):
 
 
 class Link(Connection):
-    """To another process, both ways. A sink for what that one has sent on."""
+    """A connection to another process, in both directions. It is also the sink of requests that this process has
+    forwarded."""
 
     def __init__(self, member: Member, peer: int = -1) -> None:
-        """Without `peer` the other end says in its first byte who it is."""
+        """Without `peer`, the first byte of the other end names it."""
         super().__init__(member)
         self._peer, self._rest = peer, b""
         self._asked, self._answers, self._is_due = list[bytes](), list[bytes](), False
@@ -320,7 +323,7 @@ def _rare(words: object) -> bytes:
 
 
 class Door(Connection):
-    """To a client. Replies leave in the order of the commands."""
+    """A connection to a client. Replies leave in the order of the commands."""
 
     def __init__(self, member: Member) -> None:
         super().__init__(member)

@@ -3,9 +3,9 @@
     python -m loadtest.growth [--sizes 100000,1000000,10000000] [--partitions 3] [--seconds 10] [--out FILE]
 
 A three-node cluster is started in a scratch folder and filled to one size after the other, with random values of 100
-bytes. At each size redis-benchmark sets and gets keys that are there, by 50 connections to one node; then all processes
-are stopped, started again, and it is taken how long it is until every partition serves; and what the keys take of
-memory and disks. Rates fall with a machine that does something else: the first size is the measure of the others.
+bytes. At each size redis-benchmark sets and gets existing keys over 50 connections to one node. Then all processes
+are stopped and started again. The program reports the time until every partition serves, and the memory and disk
+space that the keys take. A busy machine lowers the rates, so compare each size with the first one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OFFSETS = range(24_000, 24_300, 100)
 
 
 def grow(sizes: Sequence[int], partitions: int, seconds: float) -> Iterator[dict[str, Any]]:
-    """A row for each size."""
+    """Return a row for each size."""
     with peers.scratch() as folder:
         cluster = LocalCluster(folder / "data", lambda text: print(text, file=sys.stderr))
         try:
@@ -71,7 +71,8 @@ def _engines(cluster: ClusterFile) -> dict[str, float]:
 
 
 def _disk(data_dir: Path, keys: int) -> dict[str, int]:
-    """Bytes of the disks for each key, three copies together: the states' files, and the log that is kept beside."""
+    """Return the bytes on the disks for each key, three copies together: the files of the states, and the log that
+    is kept beside them."""
     states, journals = (_allocated(data_dir, folder) for folder in ("partitions", "bookie"))
     return {"state_bytes_per_key": round(states / keys), "log_bytes_per_key": round(journals / keys)}
 
@@ -81,7 +82,7 @@ def _allocated(data_dir: Path, folder: str) -> int:
 
 
 def relative(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each row with its p99 as times that of the first."""
+    """Return each row with its p99 as a multiple of that of the first row."""
     return [
         row
         | {f"{each}_p99_times": round(row[f"{each}_p99_ms"] / rows[0][f"{each}_p99_ms"], 2) for each in ("set", "get")}

@@ -1,9 +1,9 @@
-"""Locks under stops and kills of clients and leaders, on a cluster of its own: none is ever held twice.
+"""Locks under stops and kills of clients and leaders, on its own cluster: none is ever held twice.
 
     python -m loadtest.lock_drill [--acquisitions 10000] [--seed 1]
 
-Processes write down when they believed to hold a lock; the drill compares. Exit code 1 if two did at one moment, or in
-another order than that of their fencing tokens.
+Processes record when they believed to hold a lock, and the drill compares the records. The exit code is 1 if two
+processes held a lock at one moment, or in another order than that of their fencing tokens.
 """
 
 from __future__ import annotations

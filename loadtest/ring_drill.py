@@ -43,19 +43,19 @@ from tests.cluster.harness import running_cluster
 from tests.waiting import wait_until
 
 BASE_S = 8.0
-"""Of load before a change: what throughput is compared with."""
+"""Seconds of load before a change, with which the throughput is compared."""
 WARM_S = 2.0
 WHOLE = (0, TOKENS - 1)
 FAST_BYTES_PER_S = 32 << 20
 VICTIMS = ("source", "target", "ZooKeeper")
 ENOUGH_S = 120.0
 KILLED_AT = 3
-"""Partitions at which a round adds one; above it removes one."""
+"""Number of partitions up to which a round adds one; above it, a round removes one."""
 
 
 @dataclass(frozen=True)
 class Course:
-    """How many partitions there are, one after the other; then rounds with kills."""
+    """The numbers of partitions, one after the other, and then the number of rounds with kills."""
 
     sizes: Sequence[int] = (1, 3, 8, 5)
     rounds: int = 50
@@ -63,11 +63,12 @@ class Course:
     value_bytes: int = 200
     base_s: float = BASE_S
     rest_s: float = REST_S
-    """Of each caller between two operations, in the mean."""
+    """Average pause of each caller between two operations, in seconds."""
     round_s: float = 25.0
-    """About how long the moves of a round with kills are made to take: some must be open when the kills come."""
+    """Approximate duration of the moves in a round with kills, in seconds. Some moves must be open when the kills
+    come."""
     operations_least: int = 0
-    """Minimum number of operations of each load. It continues until it has made so many, however slow the machine
+    """Minimum number of operations of each load. The load continues until it is reached, however slow the machine
     is."""
 
 
@@ -75,7 +76,7 @@ QUICK = Course(sizes=(1, 3, 5, 2), rounds=3, keys=3_000, base_s=3.0)
 
 
 async def grow(stage: RingStage, course: Course) -> None:
-    """From one size to the next, without kills."""
+    """Change the ring from one size to the next, without kills."""
     for before, after in zip(course.sizes, course.sizes[1:], strict=False):
         await _resize(stage, before, after, course)
 
@@ -117,7 +118,7 @@ async def _resize(stage: RingStage, before: int, after: int, course: Course) -> 
 
 
 async def _made(load: RingLoad, count: int) -> None:
-    """Return when it has made so many operations. Raises TimeoutError."""
+    """Wait until the load has made `count` operations. Raises TimeoutError."""
 
     async def is_enough() -> bool:
         return operations_of(load) >= count
@@ -153,7 +154,7 @@ def _report_quantiles(
 
 
 async def kills(stage: RingStage, course: Course) -> None:
-    """A partition more and one less by turns, with kills meanwhile."""
+    """Add and remove a partition in turn, with kills meanwhile."""
     problems: Counter[str] = Counter()
     for number in range(1, course.rounds + 1):
         there = await stage.partitions()
@@ -206,7 +207,7 @@ SCENARIOS = {"grow": grow, "kills": kills}
 
 
 def run_drill(*, course: Course, only: str, out: Path, seed: int) -> bool:
-    """Run it, print it, write it. False if a promise of safety is broken."""
+    """Run the drill, print it, and write it. Return False if a safety promise is broken."""
     report, verdict, began = Report(), Verdict(), time.time()
     with peers.scratch() as folder:
         try:

@@ -27,7 +27,8 @@ PROFILE = (
     *("--rate", "250", "--seconds", "105", "--warmup", "10", "--keys", "10000"),
     *("--achieved-min", "0.99", "--p99-ms", "250", "--baseline", str(FOLDER / "baseline.json")),
 )
-"""Two minutes with loading the records and writing the report. Options on the command line take precedence."""
+"""Options for two minutes, including the time to load the records and to write the report. Options on the command
+line take precedence."""
 
 
 def main() -> None:
@@ -43,7 +44,8 @@ def main() -> None:
 
 @contextmanager
 def _cluster(options: Options, folder: Path, *, is_named: bool) -> Iterator[Path]:
-    """The directory of the cluster to load. One that was named is not replaced by another."""
+    """Yield the directory of the cluster to load. If the command line names a directory, no other cluster replaces
+    it."""
     if options.store or options.resp:
         yield options.data_dir
         return

@@ -33,7 +33,7 @@ PARTITIONS = (3, 5)
 WARM_S, QUIET_S = 3.0, 10.0
 FEED_RATE, FEED_WARM_S, FEED_S = 500, 10.0, 12.0
 TRIGGERS = ("1 second", "500 milliseconds", "0 seconds")
-"""How often micro-batches begin; 0: each when the one before has ended."""
+"""Trigger intervals of micro-batches; 0: each begins when the one before has ended."""
 BEFORE, MEANWHILE, AFTER = "before", "meanwhile", "after"
 VALUE = "concat('value ', id, ' ', repeat(sha2(concat(id, '{tag}'), 256), 2))"
 """About 140 bytes, of which half can be compressed."""
@@ -77,7 +77,7 @@ class Demo:
         return not differing and verdict["same"] == restored["written"] >= self._rows
 
     def _snapshot_meanwhile(self, cluster: LocalCluster) -> dict[str, Any]:
-        """The full snapshot, and what it costs those who write."""
+        """Take the full snapshot, and measure its cost for clients that write."""
         nodes = cluster.load().nodes
         with writing([node.resp for node in nodes], self._rate) as foreground:
             time.sleep(WARM_S)
@@ -114,7 +114,8 @@ class Demo:
         return cluster
 
     def _load(self, cluster: LocalCluster, rows: int, tag: str) -> None:
-        """By the data source, in a process of its own: Spark keeps its memory as long as it lives."""
+        """Load the keys by the data source, in a separate process, because Spark keeps its memory as long as it
+        lives."""
         command = [sys.executable, "-m", "loadtest.snapshot_demo", "--load", str(cluster.data_dir), str(rows), tag]
         seconds = float(_run(command).split()[-1])
         print(f"  {rows / seconds:,.0f} rows/s, {seconds:.1f} s without the start of Spark")
@@ -141,7 +142,7 @@ def _run(command: Sequence[str]) -> str:
 
 
 class Peak:
-    """The most memory that the processes of a command have at a time: its own, Java's, and one of Spark's workers."""
+    """The maximum memory of a command's processes: its own, Java's, and one of Spark's workers."""
 
     def __init__(self) -> None:
         self.bytes = {"driver": 0, "java": 0, "worker": 0}
@@ -167,13 +168,13 @@ class Peak:
 
 
 def peak_of(process: int) -> int:
-    """The most memory that a process has had, in bytes."""
+    """Return the maximum memory that a process has had, in bytes."""
     lines = Path(f"/proc/{process}/status").read_text().splitlines() if sys.platform == "linux" else []
     return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM")), 0)
 
 
 def load(data_dir: str, rows: int, tag: str) -> None:
-    """`rows` keys with values of that tag. Prints how many seconds the write took."""
+    """Write `rows` keys with values of that tag. Prints how many seconds the write took."""
     from kvstore.cli.snapshot_tools import QUICK_START
     from kvstore.spark.session import open_session
 
@@ -194,7 +195,7 @@ def _write_rows(session: SparkSession, data_dir: str, rows: int, tag: str) -> No
 
 
 def feed_delay(data_dir: str) -> None:
-    """Prints how long after it was written a change is in a data frame, and what a micro-batch takes."""
+    """Print how long after its write a change is in a data frame, and the duration of a micro-batch."""
     from kvstore.spark.session import open_session
 
     session = open_session("feed demo")

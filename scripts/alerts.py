@@ -8,7 +8,8 @@ from typing import Any
 
 import yaml
 
-RULES = Path(__file__).parents[1] / "docs" / "monitoring" / "rules.yml"
+DOCS = Path(__file__).parents[1] / "docs"
+RULES = DOCS / "monitoring" / "rules.yml"
 HEAD = """# Alerts
 
 This page is for operators: it lists every alerting rule, what the alert means, and what to do. `make reference` writes
@@ -29,9 +30,6 @@ TITLES = {
 LABELS = {"instance": "the node", "partition": "the partition", "namespace": "the namespace"}
 
 
-_GUIDE = re.compile(r"docs/how-to/([\w-]+)\.md")
-
-
 def reference() -> str:
     """Return the page."""
     parts = [HEAD]
@@ -42,12 +40,15 @@ def reference() -> str:
 
 
 def _section(rule: dict[str, Any]) -> str:
-    notes = {name: _GUIDE.sub(r"[\1](../how-to/\1.md)", text) for name, text in rule["annotations"].items()}
+    notes = rule["annotations"]
+    guide = notes["runbook"].removeprefix("docs/")
+    title = (DOCS / guide.partition("#")[0]).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
     condition = f"`{' '.join(rule['expr'].split())}`" + (f" for {rule['for']}" if "for" in rule else "")
     return (
         f"### {rule['alert']}\n\n"
         f"{_without_templates(notes['summary'])}. Severity: {rule['labels']['severity']}.\n\n"
         f"- **Do**: {notes['do']}\n"
+        f"- **Guide**: [{title}](../{guide})\n"
         f"- **Fires when**: {condition}\n"
     )
 

@@ -4,7 +4,7 @@
 
 The modules of SOURCES call nothing of asyncio themselves: they await their engine, their stream or their runner, which
 is written twice, by hand, with the same names on both sides. So WORDS turns one module into the other. The sentences
-that are true on one side only stand beside the source in SOURCES. A word or a sentence that is not found is an error,
+that are true on one side only are beside the source in SOURCES. A word or a sentence that is not found is an error,
 and so is a word of asyncio in the result. The linter then removes unused imports, sorts the rest, and writes
 `yield from` for a loop that only yields.
 """
@@ -44,7 +44,7 @@ SOURCES: dict[str, dict[str, str]] = {
         "The client for asyncio: `async with AsyncClient(": "The client for threads, scripts and gevent: `with Client(",
         """The store's operations as coroutines, for one event loop.
 
-    The client batches concurrent calls into frames by itself: `await client.put(key, value)` in many tasks costs as
+    The client puts concurrent calls into one message by itself: `await client.put(key, value)` in many tasks costs as
     much as one batch.""": """The store's operations as blocking calls, for any number of threads.
 
     The client batches calls of several threads to one server. A single thread that wants the cost of a batch uses the
@@ -57,6 +57,9 @@ SOURCES: dict[str, dict[str, str]] = {
         "Lets tasks that open the client at the same time read the topology once.": (
             "Locks nothing: a lock could stay locked after an exception in a signal handler, or in a forked child."
         ),
+    },
+    "aio/transaction.py": {
+        "A transaction on asyncio: `async with": "A blocking transaction: `with",
     },
     "aio/typed.py": {},
     "aio/watch.py": {

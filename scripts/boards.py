@@ -92,7 +92,7 @@ CLUSTER: dict[str, list[Panel]] = {
             "Slow operations",
             "ops",
             {
-                "at doors": rate("kvstore_server_slow_door_total", "job"),
+                "at endpoints": rate("kvstore_server_slow_endpoint_total", "job"),
                 "on links": rate("kvstore_server_slow_link_total", "job"),
                 "without a leader": rate("kvstore_server_slow_waiting_total", "job"),
                 "at leaders": rate("kvstore_server_slow_leader_total", "job"),
@@ -180,6 +180,32 @@ PARTITIONS: dict[str, list[Panel]] = {
         Panel("Mutations in an entry", "short", {OF: f"{leading('mutations')} / {leading('entries')}"}),
         Panel("Refused", "ops", {OF: rate("kvstore_partition_leading_refused_total", "partition", PARTITION)}),
     ],
+    "Transactions over several partitions": [
+        Panel(
+            "Committed and dropped",
+            "ops",
+            {
+                "committed, {{partition}}": leading("transactions_committed"),
+                "dropped, {{partition}}": leading("transactions_dropped"),
+                "of these because of a conflict, {{partition}}": leading("transactions_conflicts"),
+            },
+        ),
+        Panel("Intents", "short", {OF: now("kvstore_partition_leading_intents", "partition", PARTITION)}),
+        Panel(
+            "Age of the oldest intent",
+            "s",
+            {OF: now("kvstore_partition_leading_oldest_intent_seconds", "partition", PARTITION)},
+            "Most intents last for milliseconds. The alert KvstoreIntentOld fires after 30 s.",
+        ),
+        Panel(
+            "Operations that wait for transactions",
+            "short",
+            {
+                "writes, {{partition}}": now("kvstore_partition_leading_locked", "partition", PARTITION),
+                "reads, {{partition}}": now("kvstore_partition_leading_reads_held", "partition", PARTITION),
+            },
+        ),
+    ],
     "Logs": [
         Panel("Ledgers", "short", {OF: now("kvstore_partition_log_ledgers", "partition", PARTITION)}),
         Panel("Size of their list", "bytes", {OF: now("kvstore_partition_log_list_bytes", "partition", PARTITION)}),
@@ -240,7 +266,7 @@ BOOKIES: dict[str, list[Panel]] = {
             "short",
             {
                 "marked": f"max(kvstore_autorecovery_ledgers_marked{{{NODE}}})",
-                "under way": f"sum(kvstore_autorecovery_ledgers_mending{{{NODE}}})",
+                "under way": f"sum(kvstore_autorecovery_ledgers_repairing{{{NODE}}})",
             },
         ),
         Panel("Copied", "Bps", {EACH: rate("kvstore_autorecovery_copied_bytes_total")}),
@@ -250,7 +276,7 @@ BOOKIES: dict[str, list[Panel]] = {
             "short",
             {
                 "lost": f"max(kvstore_auditor_bookies_lost{{{NODE}}})",
-                "auditors": f"sum(kvstore_auditor_in_office{{{NODE}}})",
+                "auditors": f"sum(kvstore_auditor_active{{{NODE}}})",
             },
         ),
     ],

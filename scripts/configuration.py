@@ -154,5 +154,5 @@ def bare(hint: Any) -> Any:
 
 
 def cell(text: str) -> str:
-    """Return a docstring as it may stand in a cell of a table. TOML has no None."""
+    """Return a docstring as it may be in a cell of a table. TOML has no None."""
     return one_line(re.sub(r"\bNone: ", "Left out: ", text))

@@ -9,7 +9,7 @@ Redis port just after a write, so that the lease is valid. Causes show which cal
 callback of the event loop remembers the callback that scheduled it, also across the network and the disk, which are
 callbacks in the simulation.
 
-    road    the callbacks that the answer comes from: the one that brought it, the one that scheduled that, and so on
+    path    the callbacks that the answer comes from: the one that brought it, the one that scheduled that, and so on
             back to the request. Timers, heartbeats and the tails of other replicas are on no such chain; of a quorum
             only the bookie whose answer was awaited is.
     caused  all that the request has set going until its answer came, on all nodes: the other bookies too, and long
@@ -71,7 +71,7 @@ class Turn:
     calls: list[tuple[str, str]] = field(default_factory=list)
     """(file that called, or nothing where the loop did; file called)."""
 
-    def road(self) -> list[Turn]:
+    def path_to_answer(self) -> list[Turn]:
         """The turns that led here, the first one first."""
         found: list[Turn] = []
         turn: Turn | None = self
@@ -133,7 +133,7 @@ class Profile:
         setattr(loop, name, remembering)
 
     def _run(self, turn: Turn, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
-        if self._first is None or turn.road()[0] is not self._first:
+        if self._first is None or turn.path_to_answer()[0] is not self._first:
             callback(*args)
             return
         process = self._node.get()
@@ -149,7 +149,7 @@ class Profile:
             self._turn = None
 
     def begin(self, send: Callable[[], object]) -> None:
-        """Do what sets the operation going."""
+        """Send the operation with `send`, and count what follows."""
         self.caused = []
         self._first = self._turn = Turn(None, "client")
         try:
@@ -158,10 +158,10 @@ class Profile:
             self._turn = None
 
     def end(self) -> tuple[Measured, Measured]:
-        """In the turn that brings the answer: the road to it, and all that was caused."""
+        """In the turn that brings the answer: the path to it, and all that was caused."""
         assert self._turn is not None, "an answer that nothing traced has caused"
         self._first = None
-        return Measured(self._turn.road()), Measured(self.caused)
+        return Measured(self._turn.path_to_answer()), Measured(self.caused)
 
     def _saw(self, frame: FrameType, event: str, _: object) -> None:
         if event != "call" or self._turn is None:
@@ -269,21 +269,23 @@ def run(seed: int) -> Results:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--path", action="store_true", help="also print the files that the road enters, turn by turn")
+    parser.add_argument(
+        "--path", action="store_true", help="also print the files on the path to the answer, turn by turn"
+    )
     parser.add_argument("--seed", type=int, default=1, help="of the simulation")
     chosen = parser.parse_args()
     logging.disable(logging.CRITICAL)
     results = run(chosen.seed)
     print(f"{'operation':<20} {'scope':<7} {'hops':>6} {'files':>6} {'calls':>6} {'turns':>6}")
     for operation, each in results.items():
-        for scope, all_measured in zip(("road", "caused"), zip(*each, strict=True), strict=True):
+        for scope, all_measured in zip(("path", "caused"), zip(*each, strict=True), strict=True):
             columns = zip(*(measured.figures() for measured in all_measured), strict=True)
             print(f"{operation:<20} {scope:<7}" + "".join(f" {median(column):>6.0f}" for column in columns))
     if chosen.path:
         for operation, each in results.items():
             print(f"\n{operation}")
-            roads = sorted((road for road, _ in each), key=lambda road: road.figures())
-            print("\n".join(roads[len(roads) // 2].path()))
+            paths = sorted((found for found, _ in each), key=lambda found: found.figures())
+            print("\n".join(paths[len(paths) // 2].path()))
 
 
 if __name__ == "__main__":

@@ -16,5 +16,7 @@ compile --upgrade --group build --output-file requirements-build.lock
 compile --upgrade --all-extras --output-file requirements.lock pyproject.toml
 # What a node may want, for images, traces too: the same versions, and nothing of what tests and Spark need.
 compile --upgrade --extra node --extra tracing --constraint requirements.lock --output-file requirements-node.lock pyproject.toml
+# What a local cluster needs: `make up` installs it and nothing else.
+compile --upgrade --extra node --extra local --constraint requirements.lock --output-file requirements-local.lock pyproject.toml
 # The documentation site: the same versions where both files name a package, because both are installed into .venv.
 compile --upgrade --group docs --constraint requirements.lock --constraint requirements-build.lock --output-file requirements-docs.lock

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 
 def one_line(text: str) -> str:
-    """Return text as it may stand in a cell of a table."""
+    """Return text as it may be in a cell of a table."""
     return re.sub(r"\s+", " ", text).strip().replace("|", "\\|")
 
 

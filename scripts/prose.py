@@ -25,9 +25,11 @@ NAME_MAX = 70
 """Maximum number of characters in the name of a test."""
 PAGE_MAX = 1500
 """Maximum number of words on a page that is not reference."""
+CHANGES_MAX = 1000
+"""Maximum number of words about one release in the changelog."""
 SUBJECT_MAX = 72
 """Maximum number of characters in the subject of a commit."""
-UNBOUNDED = ("docs/reference/", "docs/protocol.md", "docs/design/figures/", "CONTRIBUTING.md", "loadtest/README.md")
+UNBOUNDED = ("docs/reference/", "docs/design/figures/", "CONTRIBUTING.md", "loadtest/README.md")
 OPENING = re.compile(r"(Who|Whoever|What|Whatever|Whose|Whether|That which)\b(?!-)")
 BANNED = {
     r"anew|once more|over again": "again",
@@ -45,16 +47,22 @@ BANNED = {
     r"mend(s|ed|er|ing)?": "repair",
     r"is (not )?well|(not|un)sound": "healthy, inconsistent",
     r"stands? again|stood again": "run for election",
+    r"stands? still|stood still": "pause, hang, stop",
+    r"(?<!no )(a|an) \w+ of (its|their) own(?=[.,;:)]|$)": "its own X, a separate X",
+    r"(may|must|might|can) stand(?! (for|in for|out|by))": "be",
     r"told|hear|hears|heard": "notify, receive, report",
     r"raises nothing": "nothing: delete the sentence",
     r"of which there (is|are)": "a plain count",
     r"as soon as as|as many as are": "a plain sentence",
+    r"as [\w ]{3,20} last saw( it)?|as fast as (it|they) (is|are)( made| written)?(?=[.,;]|$)": "when X last checked",
+    r"(took|taken|takes) [\w ]{0,20}for dead": "considered dead",
     r"wants? (a|an|the|one|some|at) [^.]*, got": "expected X, got Y",
 }
 _BANNED = {re.compile(rf"\b(?:{pattern})\b", re.IGNORECASE): word for pattern, word in BANNED.items()}
 _ERRORS = re.compile(r"(?:Error|Exception|Unavailable|Overloaded|Unknown|Request|Refused|Failed|Exit|Invalid\w*)$")
 _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _TEST = re.compile(r"\s*(?:async )?def (test_\w+)")
+_ARTICLE = re.compile(r"test_(a|an|the)_")
 _LOGS = {"debug", "info", "warning", "error", "critical", "exception"}
 
 
@@ -166,6 +174,12 @@ def markdown(file: Path, source: str) -> Iterator[Text]:
 
 
 def _page(file: Path, source: str) -> Iterator[Finding]:
+    if file.name == "CHANGELOG.md":
+        for release in source.split("\n## ")[1:]:
+            if (words := len(release.split())) > CHANGES_MAX:
+                named, line = release.split("\n", 1)[0], source[: source.index(release)].count("\n") + 1
+                yield Finding(file, line, f"{words} words about {named}", f"at most {CHANGES_MAX}; shorten it")
+        return
     words = len(re.sub(r"```.*?```", "", source, flags=re.DOTALL).split())
     if words > PAGE_MAX and not str(file).startswith(UNBOUNDED):
         yield Finding(file, 1, f"{words} words on a page", f"at most {PAGE_MAX} outside the reference; split it")
@@ -176,6 +190,8 @@ def _test_names(file: Path, source: str) -> Iterator[Finding]:
         found = _TEST.match(line)
         if found and len(found.group(1)) > NAME_MAX:
             yield Finding(file, number, f"{len(found.group(1))} characters in a test's name", found.group(1))
+        if found and _ARTICLE.match(found.group(1)):
+            yield Finding(file, number, "an article at the beginning of a test's name", found.group(1))
 
 
 def _is_message(call: ast.Call) -> bool:

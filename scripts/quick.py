@@ -15,7 +15,7 @@ from pathlib import PurePath
 from tests.source import ROOT, import_graph, sources
 
 TOPS = ("kvstore", "loadtest", "examples", "scripts", "tests")
-HOUSE_RULES = ("tests/test_tidy.py", "tests/test_docs.py", "tests/test_reference.py")
+HOUSE_RULES = ("tests/test_tidy.py", "tests/test_docs.py", "tests/scripts/test_reference.py")
 """They read all files, and import few of them."""
 NOT_FAST = ("tests/sim/", "tests/cluster/", "tests/interop/", "tests/upgrade/")
 """Folders whose tests are all, or nearly all, left to `make test`."""

@@ -20,7 +20,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/redis.md": redis_commands.reference,
     "reference/rules.md": rules.reference,
 }
-"""tests/test_reference.py compares each page with the file in docs/."""
+"""tests/scripts/test_reference.py compares each page with the file in docs/."""
 
 
 def main(words: list[str]) -> None:

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Makes .venv from the lock files and installs the project into it. The Makefile calls it when one of them is newer.
+# `setup.sh --local` installs only what a local cluster needs.
 # PYTHON=/path/to/python chooses the interpreter. `setup.sh --look` says which one it would take, and installs nothing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -14,7 +15,7 @@ version() { "$1" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/de
 fits() { "$1" -c "import sys; sys.exit(not (3, $first_minor) <= sys.version_info[:2] <= (3, $last_minor))" 2>/dev/null; }
 has_venv() { "$1" -c 'import ensurepip, venv' 2>/dev/null; }
 optimised() { "$1" -I kvstore/env/interpreter.py; }
-install() { .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@"; }
+install() { .venv/bin/python -m pip install --quiet --no-cache-dir --disable-pip-version-check "$@"; }
 
 # Every interpreter by its real path, once: the ones that the caller named, or else all that are on the PATH.
 candidates() {
@@ -105,8 +106,14 @@ flock 9
 same() { [ "$(version .venv/bin/python)" = "$(version "$python")" ]; }
 { .venv/bin/python -m pip --version >/dev/null 2>&1 && { [ -z "${PYTHON:-}" ] && fits .venv/bin/python || same; }; } \
     || "$python" -m venv --clear .venv
-echo "installing the locked dependencies into .venv, Python $(version .venv/bin/python) (the first time: about 1 GB, some minutes)"
+if [ "${1:-}" = --local ]; then
+    lock=requirements-local.lock size="0.8 GB, a minute"
+else
+    lock=requirements.lock size="1.7 GB, two minutes"
+fi
+echo "installing the locked dependencies into .venv, Python $(version .venv/bin/python) (the first time: about $size)"
 install --require-hashes -r requirements-build.lock
-install --require-hashes --no-build-isolation -r requirements.lock
+install --require-hashes --no-build-isolation -r $lock
 install --no-deps --no-build-isolation -e .
-touch .venv/.ready
+touch .venv/.local
+if [ "${1:-}" != --local ]; then touch .venv/.ready; fi

@@ -17,7 +17,7 @@ from tests.png import small_png
 from tests.waiting import PATIENCE_S, wait_until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-MISSING = "no Chromium here: `apt-get install chromium`"
+MISSING = "no Chromium here: `make browser`"
 PIXELS = """new Promise(async done => {
   const picture = new Image();
   picture.src = "data:image/png;base64,DATA";
@@ -32,9 +32,9 @@ PIXELS = """new Promise(async done => {
 """Width, and the pixels of a PNG file, as getImageData gives them."""
 LISTENS = b"DevTools listening on ws://"
 MESSAGE_MAX = 64 << 20
-"""A picture's pixels come in one."""
+"""Maximum bytes of a message. One message contains all pixels of a picture."""
 WIDTH = 1280
-"""Of pictures, in CSS pixels."""
+"""Width of pictures, in CSS pixels."""
 UNTIL_LOADED = """new Promise(loaded => {
   const look = () => { if (document.readyState === "complete") loaded(true); else setTimeout(look, 10); };
   look();

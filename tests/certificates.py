@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import serialization
 from kvstore.env.tls import Tls
 
 ROLE = "kvstore"
-"""Of the bookie's and the client's certificates, as Apache's BookieAuthZFactory reads it from the unit's name."""
+"""Role in the bookie's and the client's certificates. Apache's BookieAuthZFactory reads it from the unit's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Files:
     bookie: Tls
     client: Tls
     stranger: Tls
-    """Of an authority that nobody else trusts."""
+    """A certificate of an authority that nobody else trusts."""
     expired: Tls
     """A bookie's of yesterday."""
 

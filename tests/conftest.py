@@ -8,38 +8,19 @@ import signal
 import sys
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 from xdist.remote import Producer
-from xdist.scheduler import LoadScopeScheduling
 
 from kvstore.env.files.private import PRIVATE_UMASK
 from tests.loops import refuse_misuse
+from tests.schedule import Scheduling, file_of, in_order
 from tests.spark.jvm import give_up_jvm
 
 ROOT = Path(__file__).parent.parent
-REAL_PROCESSES = {"needs_zookeeper", "needs_etcd", "cluster", "spark", "interop"}
-SPARK_S = {
-    "tests/spark/test_stream.py": 200,
-    "tests/spark/test_executors.py": 150,
-    "tests/spark/snapshots/test_jobs.py": 110,
-    "tests/spark/snapshots/test_restore.py": 90,
-    "tests/upgrade/test_rolling.py": 85,
-    "tests/spark/test_memory.py": 70,
-    "tests/spark/test_reader.py": 60,
-    "tests/spark/test_frame_again.py": 55,
-    "tests/cluster/access/test_walk.py": 50,
-    "tests/spark/test_writer.py": 45,
-    "tests/spark/test_jvm.py": 40,
-    "tests/spark/snapshots/test_kills.py": 40,
-}
-"""Approximate duration of each Spark test file in seconds; other files take OTHER_SPARK_S."""
-OTHER_SPARK_S, SIMULATION_S = 5, 1
-SPARKS_AT_ONCE = 2
 RUN_S = 75 * 60
 """Time limit of a run, three times the duration of all tests."""
 SAID_MAX, LINE_MAX = 1000, 160
@@ -52,6 +33,11 @@ settings.register_profile("drill", deadline=None, max_examples=2000, print_blob=
 settings.load_profile("repeatable")
 
 
+# Rewritten asserts are compiled once. Without compiled files each worker takes ten seconds more to collect the tests,
+# and each node that a test starts takes 0.6 s more.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # A shell that runs the tests in its background has them, and all that they start, ignore interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -60,7 +46,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
 
-# Keys and passwords that tests write are secrets, too. Tests of file modes set a umask of their own.
+# Keys and passwords that tests write are secrets, too. Tests of file modes set their own umask.
 os.umask(PRIVATE_UMASK)
 
 # No test uses the web's certificate authorities, and each process that loads aiohttp would read all of them: a tenth of
@@ -93,58 +79,12 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run unit tests first, then tests with real processes, which share cores and memory. Spark files take minutes each
-    and wait often. Simulations are short and never wait, so they run beside the Spark files and keep all workers busy
-    until the end."""
-    stages: dict[str, int] = defaultdict(int)
-    for item in items:
-        stages[_file_of(item)] = max(stages[_file_of(item)], _stage_of(item))
-    starts = _starts(items)
-    items.sort(key=lambda item: (stages[_file_of(item)], starts.get(_scope_of(item.nodeid), 0.0)))
-
-
-def _file_of(item: pytest.Item) -> str:
-    return item.nodeid.partition("::")[0]
-
-
-def _is_simulation(nodeid: str) -> bool:
-    return nodeid.startswith("tests/sim/")
-
-
-def _stage_of(item: pytest.Item) -> int:
-    if _is_simulation(item.nodeid) or item.get_closest_marker("spark"):
-        return 2
-    return 1 if any(mark.name in REAL_PROCESSES for mark in item.iter_markers()) else 0
-
-
-def _starts(items: list[pytest.Item]) -> dict[str, float]:
-    """Return the start time of each Spark file and each simulation, the longest files first, if SPARKS_AT_ONCE workers
-    run Spark files and one runs simulations."""
-    sparks = {_file_of(item) for item in items if item.get_closest_marker("spark")}
-    starts, now = {}, 0.0
-    for file in sorted(sparks, key=lambda file: (-SPARK_S.get(file, OTHER_SPARK_S), file)):
-        starts[file] = now
-        now += SPARK_S.get(file, OTHER_SPARK_S) / SPARKS_AT_ONCE
-    simulations = [item.nodeid for item in items if _is_simulation(item.nodeid)]
-    return starts | {nodeid: float(number * SIMULATION_S) for number, nodeid in enumerate(simulations)}
+    items[:] = in_order(items)
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    """Run the tests of a file in one worker and in order: they may share a cluster, and each continues from its state.
-    Tests of the simulation have their own worlds."""
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
     return Scheduling(config, log)
-
-
-class Scheduling(LoadScopeScheduling):
-    """The scheduler of `pytest_xdist_make_scheduler`."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        return _scope_of(nodeid)
-
-
-def _scope_of(nodeid: str) -> str:
-    return nodeid if _is_simulation(nodeid) else nodeid.partition("::")[0]
 
 
 # ── what a run says that does not come to its end ─────────────────────────────────────────────────────────────────────
@@ -173,7 +113,7 @@ class Stuck:
                 report.sections.append(("what the JVM's threads did", said))
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        if _file_of(item) in self._files:
+        if file_of(item) in self._files:
             pytest.fail("not tried: a test of this file before it waited in vain", pytrace=False)
 
 

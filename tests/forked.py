@@ -110,7 +110,7 @@ def become(command: list[str], environ: dict[str, str], output: str, folder: str
 
 def show(command: Sequence[str]) -> None:
     """Have the system name these words as this process' command line: by them clusters know their nodes. Where the last
-    byte of its place is another than 0, the line is what stands there up to a 0 (proc(5), setproctitle(3))."""
+    byte of its place is another than 0, the line is what is there up to a 0 (proc(5), setproctitle(3))."""
     fields: list[Any] = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = int(fields[45]), int(fields[46])
     words = os.fsencode(" ".join(command))

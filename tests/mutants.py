@@ -18,21 +18,30 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 
 from tests.bookie import mutants as bookies
-from tests.sim.breakages import catalogue, caught_wal, mutants_answers, mutants_repair, mutants_wal
+from tests.sim.breakages import (
+    catalogue,
+    caught_wal,
+    mutants_answers,
+    mutants_repair,
+    mutants_transactions,
+    mutants_wal,
+)
 from tests.sim.breakages import mutants as clusters
 
 SEEDS = range(60)
 BY_PYTEST = (
     "tests/partition/leading/test_mutants.py",
-    "tests/partition/state/test_applied_together.py",
-    "tests/partition/state/test_memory_mutants.py",
+    "tests/partition/transactions/test_mutants.py",
+    "tests/partition/state/test_state_applied_together.py",
+    "tests/partition/state/test_rocks_memory_mutants.py",
     "tests/models",
     "tests/sim/recovering/test_mutants.py",
     "tests/sim/upgrading/test_mixed.py",
     "tests/namespaces/test_mutants.py",
     "tests/server/access/test_mutants.py",
     "tests/server/access/test_rule_mutants.py",
-    "tests/server/access/test_unfounded.py",
+    "tests/server/routing/test_read_transaction.py",
+    "tests/server/access/test_logins_unfounded.py",
     "tests/sim/coordination",
 )
 """Suites whose tests break something themselves: a leader's, an auditor's, a guard's, a lock's or a budget's code, who
@@ -52,7 +61,8 @@ class Layer:
 
 
 def _names_of_clusters() -> list[str]:
-    assert mutants_answers.BUSY  # importing it has filled the catalogue
+    assert mutants_answers.BUSY  # importing these has filled the catalogue
+    assert mutants_transactions.BUSY
     first = clusters.ELEVEN
     return [*first, *sorted(catalogue.MUTANTS.keys() - set(first))]
 

@@ -6,9 +6,9 @@ An HTML comment in the line above a block of `sh`, `python` or `sql` says which:
 - `<!-- test: tests/PATH.py -->`: this test reads it;
 - `<!-- not tested: REASON -->`.
 
-A block of Python without a comment is run by tests/client/test_examples.py against a model of a cluster, unless it is a
-file that a later block runs (`title="shop.py"`). In a shell, `# prints: TEXT` names a part of what a line prints, and
-`# fails: TEXT` a part of the error of a line that has to fail.
+A block of Python without a comment is run by tests/client/behaviour/test_examples.py against a model of a cluster,
+unless it is a file that a later block runs (`title="shop.py"`). In a shell, `# prints: TEXT` names a part of what a
+line prints, and `# fails: TEXT` a part of the error of a line that has to fail.
 """
 
 from __future__ import annotations

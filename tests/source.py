@@ -3,7 +3,7 @@
 import ast
 import gc
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -58,7 +58,7 @@ class Source:
     def imports(self) -> list[Import]:
         return list(_imports(self.tree, at_run_time=True))
 
-    def uses(self) -> Iterator[tuple[str, ast.AST]]:
+    def uses(self) -> Iterator[tuple[str, ast.expr]]:
         """Yield every dotted name that is looked up, in full: after `from asyncio import wait`, `wait` is
         `asyncio.wait`."""
         spelled = _spellings(self.nodes)
@@ -101,8 +101,9 @@ def _source(file: Path) -> Source:
     return Source(str(file.relative_to(ROOT)), file.read_text())
 
 
+@cache
 def tracked_texts() -> dict[str, str]:
-    """Return every text file that Git tracks, except generated ones."""
+    """Return every text file that Git tracks, except generated ones and copies of others' files."""
     listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     texts = {}
     for path in filter(None, listing.split("\0")):
@@ -110,7 +111,30 @@ def tracked_texts() -> dict[str, str]:
             texts[path] = (ROOT / path).read_text()
         except (UnicodeDecodeError, FileNotFoundError):
             continue  # binary, or deleted and not yet committed
-    return {path: text for path, text in texts.items() if "_pb2" not in path and not path.endswith(".lock")}
+    return {
+        path: text for path, text in texts.items() if "_pb2" not in path and not path.endswith((".lock", ".tiny.js"))
+    }
+
+
+def each_of(files: Callable[[], Iterable[Source]]) -> Callable[[Callable[[Source], None]], Callable[[], None]]:
+    """Turn the check of one file into a test of all files that shows every failing file. Thousands of tests would cost
+    more than their checks. `files` is called when the test runs, because every worker collects all tests."""
+
+    def test_of(check: Callable[[Source], None]) -> Callable[[], None]:
+        def test() -> None:
+            faults, found = [], list(files())
+            assert found, "nothing to check"
+            for file in found:
+                try:
+                    check(file)
+                except AssertionError as error:
+                    faults.append(f"{file.path}: {error}")
+            assert not faults, "\n".join(faults)
+
+        test.__name__, test.__doc__ = check.__name__, check.__doc__
+        return test
+
+    return test_of
 
 
 def import_cycle_or_none(graph: dict[str, set[str]]) -> list[str] | None:

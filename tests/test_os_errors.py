@@ -20,7 +20,7 @@ from kvstore.os_errors import (
     no_room,
     reason_of,
 )
-from tests.source import Source, sources
+from tests.source import Source, each_of, sources
 
 TABLE = {
     Meaning.NO_ROOM: ("ENOSPC", "EDQUOT", "EFBIG"),
@@ -109,7 +109,7 @@ def test_lack_of_descriptors_is_not_blamed_on_the_peer() -> None:
 
 
 # docs/protocol.md B39
-@pytest.mark.parametrize("file", sources("kvstore", "loadtest"), ids=lambda file: file.path)
+@each_of(lambda: sources("kvstore", "loadtest"))
 def test_only_the_table_interprets_errnos_and_error_texts(file: Source) -> None:
     if file.path == "kvstore/os_errors.py":
         return

@@ -17,7 +17,7 @@ import pytest
 
 from kvstore import config as toml
 from kvstore.server.config import NodeConfig
-from tests.cli.test_help import TREE
+from tests.cli.test_main_help import TREE
 from tests.pages import Block, all_blocks, blocks, pages
 from tests.source import ROOT, tracked_texts
 

@@ -2,11 +2,12 @@
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
+from pathlib import PurePosixPath
 
 import pytest
 
-from tests.source import LOCUST, ROOT, Source, import_cycle_or_none, import_graph, sources, tracked_texts
+from tests.source import LOCUST, ROOT, Source, each_of, import_cycle_or_none, import_graph, sources, tracked_texts
 
 # Each line imports only lines below it. Packages of one line never import each other, except in the last.
 LAYERS = (
@@ -21,7 +22,10 @@ LAYERS = (
     ("meta", "ring"),
     ("rpc",),
     ("access", "namespaces", "proto", "env", "config", "backoff"),
-    ("types", "errors", "extras", "limits", "os_errors", "places", "ranges", "standard_streams", "tables", "versions"),
+    (
+        *("types", "errors", "extras", "limits", "coordination_keys", "os_errors", "places", "ranges"),
+        *("standard_streams", "tables", "versions"),
+    ),
 )
 DEPTH = {name: depth for depth, names in enumerate(LAYERS) for name in names}
 FORBIDDEN = {("client", "meta")}  # applications install the client without ZooKeeper's
@@ -92,32 +96,16 @@ READ_WALL_CLOCKS = {
     "kvstore/partition/leading/record_time.py",
 }
 
-KVSTORE = sources("kvstore")
-PACKAGE_FACES = [file for file in KVSTORE if file.path.endswith("/__init__.py")]
+
+def kvstore() -> list[Source]:
+    return sources("kvstore")
 
 
-def each_of(files: Sequence[Source]) -> Callable[[Callable[[Source], None]], Callable[[], None]]:
-    """Turn the check of one file into a test of all files that shows every failing file. Thousands of tests would cost
-    more than their checks."""
-
-    def test_of(check: Callable[[Source], None]) -> Callable[[], None]:
-        def test() -> None:
-            assert files, "nothing to check"
-            faults = []
-            for file in files:
-                try:
-                    check(file)
-                except AssertionError as error:
-                    faults.append(f"{file.path}: {error}")
-            assert not faults, "\n".join(faults)
-
-        test.__name__, test.__doc__ = check.__name__, check.__doc__
-        return test
-
-    return test_of
+def package_faces() -> list[Source]:
+    return [file for file in kvstore() if file.path.endswith("/__init__.py")]
 
 
-@each_of([file for file in KVSTORE if file.module != "kvstore"])
+@each_of(lambda: [file for file in kvstore() if file.module != "kvstore"])
 def test_imports_point_down_the_layers(file: Source) -> None:
     part = file.module.split(".")[1]
     assert part in DEPTH, f"say in LAYERS where kvstore.{part} stands"
@@ -133,13 +121,14 @@ def test_imports_point_down_the_layers(file: Source) -> None:
 
 
 def test_modules_have_no_import_cycle() -> None:
-    assert import_cycle_or_none(import_graph(KVSTORE, also_for_types=True)) is None
+    assert import_cycle_or_none(import_graph(kvstore(), also_for_types=True)) is None
 
 
 def test_packages_have_no_import_cycle() -> None:
     """Modules beside packages of their package (app, config and others of the server) each count as one."""
-    files = [file for file in KVSTORE if file not in PACKAGE_FACES]
-    packages = {face.module for face in PACKAGE_FACES}
+    faces = package_faces()
+    files = [file for file in kvstore() if file not in faces]
+    packages = {face.module for face in faces}
     split = {name.rpartition(".")[0] for name in packages}
 
     def package_of(module: str) -> str:
@@ -153,7 +142,7 @@ def test_packages_have_no_import_cycle() -> None:
     assert import_cycle_or_none(graph) is None
 
 
-@each_of(PACKAGE_FACES)
+@each_of(package_faces)
 def test_package_init_only_re_exports(file: Source) -> None:
     for node in file.tree.body:
         is_docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
@@ -166,11 +155,11 @@ def is_deciding(file: Source) -> bool:
 
 
 def test_list_of_deciding_modules_is_complete_and_not_redundant() -> None:
-    silent = {file.path for file in KVSTORE if DECIDES.search(file.docstring) is None}
+    silent = {file.path for file in kvstore() if DECIDES.search(file.docstring) is None}
     assert sorted(DECIDING - silent) == []
 
 
-@each_of([file for file in KVSTORE if is_deciding(file)])
+@each_of(lambda: [file for file in kvstore() if is_deciding(file)])
 def test_deciding_modules_do_no_io(file: Source) -> None:
     assert [f"{each.module}, line {each.line}" for each in file.imports if each.at_run_time and each.top in DOING] == []
 
@@ -193,12 +182,12 @@ def unrepeatable(file: Source) -> Iterator[str]:
             yield f"{file.path}:{node.lineno} {called}"
 
 
-@each_of([file for file in KVSTORE if not file.path.startswith(ADAPTERS)])
+@each_of(lambda: [file for file in kvstore() if not file.path.startswith(ADAPTERS)])
 def test_only_adapters_use_nondeterminism(file: Source) -> None:
     assert list(unrepeatable(file)) == []
 
 
-@each_of([file for file in KVSTORE if not file.path.startswith(GIVEN_ADDRESSES)])
+@each_of(lambda: [file for file in kvstore() if not file.path.startswith(GIVEN_ADDRESSES)])
 def test_host_names_are_resolved_in_one_place(file: Source) -> None:
     calls = [node for node in file.nodes if isinstance(node, ast.Call)]
     found = [call.lineno for call in calls if LOOKUPS.fullmatch(ast.unparse(call.func))]
@@ -209,14 +198,14 @@ def reads_of_wall_clocks(file: Source) -> Iterator[int]:
     yield from (node.lineno for node in file.nodes if isinstance(node, ast.Attribute) and node.attr == "wall_ms")
 
 
-@each_of([file for file in KVSTORE if file.path.startswith(GO_BY_DATES)])
+@each_of(lambda: [file for file in kvstore() if file.path.startswith(GO_BY_DATES)])
 def test_code_that_decides_by_a_date_uses_the_judged_one(file: Source) -> None:
     """docs/protocol.md, P28."""
     if file.path not in READ_WALL_CLOCKS:
         assert list(reads_of_wall_clocks(file)) == [], "ask the clock for date_ms, or to remove something for passed_ms"
 
 
-@each_of([file for file in sources("tests") if not file.path.startswith(SLEEPERS)])
+@each_of(lambda: [file for file in sources("tests") if not file.path.startswith(SLEEPERS)])
 def test_tests_do_not_sleep(file: Source) -> None:
     """asyncio.sleep(0) lets others run and is no sleep."""
     calls = (node for node in file.nodes if isinstance(node, ast.Call))
@@ -225,7 +214,7 @@ def test_tests_do_not_sleep(file: Source) -> None:
     assert [call.lineno for call in slept if ast.unparse(call.args[0]) != "0"] == [], "see tests/waiting.py"
 
 
-@each_of(sources("kvstore", "tests", "loadtest"))
+@each_of(lambda: sources("kvstore", "tests", "loadtest"))
 def test_processes_are_prepared_by_a_shell(file: Source) -> None:
     """Between fork and exec of `preexec_fn`, gRPC's fork handlers run, and abort now and then."""
     keywords = (node for node in file.nodes if isinstance(node, ast.keyword))
@@ -247,7 +236,7 @@ def test_no_test_imports_locust() -> None:
     assert {module for module in patching if module.startswith("kvstore.")} == LOCUST
 
 
-@each_of(sources("tests"))
+@each_of(lambda: sources("tests"))
 def test_every_definition_in_tests_is_used(file: Source) -> None:
     """A scene that no test plays passes whatever the code does."""
     for node in file.nodes:
@@ -263,7 +252,7 @@ NO_NOUN = re.compile(r"(Of|Those|That of|All of|To be)\b|(One|Each) \w+'s[.,;]")
 """Starts of class docstrings that state the owner instead of what the class is."""
 
 
-@each_of(KVSTORE)
+@each_of(kvstore)
 def test_docstring_begins_with_verb_or_noun(file: Source) -> None:
     """The docstring of a module, class or function states what it does, or names what it is."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -277,10 +266,51 @@ def test_docstring_begins_with_verb_or_noun(file: Source) -> None:
 NOT_NOUNS = re.compile(r"\w*(Manager|Helper|Utils?|Info)")
 
 
-@each_of(KVSTORE)
+@each_of(kvstore)
 def test_class_names_say_what_the_class_is(file: Source) -> None:
     classes = (node for node in file.nodes if isinstance(node, ast.ClassDef))
     assert [f"{file.path}:{each.lineno} {each.name}" for each in classes if NOT_NOUNS.fullmatch(each.name)] == []
+
+
+ACROSS = (
+    *("tests/bookie/disks/", "tests/bookie/peers/", "tests/client/behaviour/", "tests/server/redis/behaviour/"),
+    "tests/spark/end_to_end/",
+    *("tests/cluster/", "tests/interop/", "tests/models/", "tests/monitoring/", "tests/packaging/"),
+    *("tests/sim/", "tests/upgrade/"),
+    *(f"tests/loadtest/generator/test_{name}.py" for name in ("forks", "locust", "small_redis")),
+)
+"""Folders and files of tests that have several modules as their subject."""
+OF_A_PACKAGE = re.compile(r"conformance(_\w+)?|(\w+_)?mutants")
+"""Names of tests of all drivers of a package, and of the mutants that a package's tests have to catch."""
+
+
+def subjects(path: str) -> Iterator[str]:
+    """Yield the modules and packages that a test file may be named after: for tests/wal/test_writer_properties.py
+    kvstore/wal/writer_properties and kvstore/wal/writer."""
+    _, *folders, name = path.split("/")
+    words = name.removeprefix("test_").removesuffix(".py").split("_")
+    for count in range(len(words), 0, -1):
+        subject = "/".join([*folders, "_".join(words[:count])])
+        yield f"kvstore/{subject}"
+        yield subject  # of examples/, loadtest/ and scripts/
+
+
+def test_test_files_are_named_after_what_they_test() -> None:
+    """tests/<package>/test_<module>[_<aspect>].py tests a module or package of kvstore/<package>. Tests with several
+    subjects have their own folders. Files at the top of tests/ test the repository."""
+    code = {path.partition(".")[0] for path in tracked_texts()}
+    code |= {str(PurePosixPath(path).parent) for path in code}
+    files = [file.path for file in sources("tests") if PurePosixPath(file.path).name.startswith("test_")]
+    misplaced = [
+        path
+        for path in files
+        if path.count("/") > 1
+        and not path.startswith(ACROSS)
+        and not OF_A_PACKAGE.fullmatch(PurePosixPath(path).stem.removeprefix("test_"))
+        and code.isdisjoint(subjects(path))
+    ]
+    assert misplaced == [], "name each after its module, or move it to a folder of ACROSS"
+    assert [each for each in ACROSS if not any(path.startswith(each) for path in files)] == []
 
 
 def test_every_test_folder_is_a_package() -> None:

@@ -105,7 +105,7 @@ class Auditor:
         is_auditor = self._role.votes.is_auditor
         marked = {f"marked_{why}_total": count for why, count in self._role.marked.items()}
         return {
-            "in_office": int(is_auditor),
+            "active": int(is_auditor),
             "enabled": int(self._role.is_enabled),
             "bookies_lost": len(self._lost & self._named) if is_auditor else 0,
             "rounds_total": self._rounds,

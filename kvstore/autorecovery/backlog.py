@@ -30,7 +30,7 @@ class _Known:
     """Time of the earliest retry, even if bookies come or go before that."""
     is_unreadable: bool = False
     call: int = 0
-    """Value of `_calls` when the ledger was postponed."""
+    """Value of `_calls` when the last attempt began."""
 
 
 class Backlog:
@@ -92,14 +92,21 @@ class Backlog:
         self._random.shuffle(self._drawn)
         return self._drawn
 
-    def past(self, ledger: LedgerId) -> AttemptHistory:
-        """Return the history of earlier attempts at the ledger, which the next attempt continues."""
+    def begun(self, ledger: LedgerId) -> AttemptHistory:
+        """Record that an attempt at the ledger begins, and return the history of earlier attempts. The delays between
+        attempts are short again after a call of `all_due`."""
+        known = self._remembered(ledger)
+        if known.call != self._calls:
+            known.call, known.past.tries = self._calls, 0
+        return known.past
+
+    def _remembered(self, ledger: LedgerId) -> _Known:
         known = self._known.get(ledger)
         if known is None:
-            known = _Known()
+            known = _Known(call=self._calls)
             if len(self._known) < REMEMBERED_MAX:
                 self._known[ledger] = known
-        return known.past
+        return known
 
     def done(self, ledger: LedgerId) -> None:
         """Record that the ledger is repaired."""
@@ -109,17 +116,17 @@ class Backlog:
     def later(self, ledger: LedgerId, now: float, again_s: float, *, is_unreadable: bool = False) -> None:
         """Postpone the ledger for at least `again_s` seconds, because the attempt failed or another worker has it
         locked."""
-        self.past(ledger)
-        if (known := self._known.get(ledger)) is not None:
+        known = self._remembered(ledger)
+        if ledger in self._known:
             known.not_before = now + len(self._known) / AGAIN_PER_S
-            known.again_at, known.call = max(now + again_s, known.not_before), self._calls
-            self._soonest = min(self._soonest, known.again_at)
+            known.again_at = max(now + again_s, known.not_before)
+            self._soonest = min(self._soonest, self._again_at(known))
             self.unreadable += is_unreadable - known.is_unreadable
             known.is_unreadable = is_unreadable
 
     def all_due(self) -> None:
-        """Make all ledgers due, because the registered bookies have changed. The next round then retries ledgers that
-        may have become repairable."""
+        """Make all ledgers due and reset their delays, because the registered bookies or the settings of auto-recovery
+        have changed. The next round then retries ledgers that may have become repairable."""
         self._calls += 1
 
     def next_due_s(self, now: float, most: float) -> float:

@@ -30,11 +30,9 @@ LOOKS_MAX = 4
 PATIENCE, PATIENCE_TO_SPREAD = 3, 8
 """Number of attempts that may fail at a replacement bookie before another one is chosen. Every bookie that was tried
 keeps copies that are never read. PATIENCE_TO_SPREAD applies if no copy is lost and copies only share a zone."""
-LED_S = 30.0
-"""Seconds until the next attempt at a ledger that has a leader."""
-FIRST_S, AGAIN_S_MAX = 5.0, 300.0
+FIRST_S, LED_S_MAX, AGAIN_S_MAX = 5.0, 30.0, 300.0
 """Delay in seconds after a failed attempt: FIRST_S after the first failure, doubled with each further failure, up to
-AGAIN_S_MAX."""
+AGAIN_S_MAX, or up to LED_S_MAX if the ledger's leader has yet to replace the bookie."""
 
 NO_SPARE = "needs a replacement bookie: start one on another machine"
 NO_ROOM = "has an under-replicated bookie that is read-only"
@@ -66,7 +64,7 @@ class Writer:
     """The state of an open ledger's writer."""
 
     is_led: bool
-    """True if the partition that the ledger was created for has a leader."""
+    """True if the partition that the ledger was created for has a leader and lists the ledger."""
     lac: EntryId
     """The highest last-add-confirmed that any of the ledger's bookies knows, or NO_ENTRY if none of them knows one."""
     doubtful: frozenset[BookieId] = frozenset()
@@ -276,12 +274,12 @@ class RepairMachine:
         self._wanted = None
         return ReadMetadata() if self._looks <= LOOKS_MAX else self._end(CHANGING)
 
-    def _end(self, reason: str) -> Command:
+    def _end(self, reason: str, again_s_max: float = AGAIN_S_MAX) -> Command:
         past = self._past
         if not reason:
             past.tries, past.refusals, past.avoid = 0, 0, set()
             return End(is_whole=True)
-        again_s = min(FIRST_S * 2**past.tries, AGAIN_S_MAX)
+        again_s = min(FIRST_S * 2**past.tries, again_s_max)
         past.tries = min(past.tries + 1, 16)
         return End(is_whole=False, reason=reason, again_s=again_s)
 
@@ -363,7 +361,7 @@ class RepairMachine:
         metadata, standing, past = self._found.metadata, self._found.standing, self._past
         if writer.is_led:
             past.seen = None
-            return End(is_whole=False, reason=IS_LED, again_s=LED_S)
+            return self._end(IS_LED, LED_S_MAX)
         last, lost = metadata.fragments[-1], self._lost(self._found)
         is_ours = owner_of(metadata) is not None
         if metadata.state is LedgerState.OPEN and not (lost if is_ours else lost.intersection(last.ensemble)):

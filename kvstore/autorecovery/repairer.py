@@ -279,7 +279,7 @@ class _Attempt:
 
     async def _ask(self, metadata: LedgerMetadata, there: frozenset[BookieId]) -> Writer:
         owner = owner_of(metadata)
-        is_led = owner is not None and await self._owner.is_led(owner)
+        is_led = owner is not None and await self._owner.is_led(owner) and await self._is_listed(owner)
         if is_led:
             return Writer(is_led, NO_ENTRY)
         last, lac = metadata.fragments[-1], NO_ENTRY
@@ -290,6 +290,13 @@ class _Attempt:
             except LedgerError:
                 continue
         return Writer(is_led, lac, frozenset(await self._doubtful(there.intersection(last.ensemble))))
+
+    # docs/protocol.md A11
+    async def _is_listed(self, owner: PartitionId) -> bool:
+        """Return True if the partition's log contains the ledger. A process that ended before it listed the ledger
+        leaves it open, and no leader ever closes it."""
+        listed, _ = await self._owner.lists.read(owner, latest=True)
+        return listed.names(self._ledger)
 
     # docs/protocol.md A12
     async def _doubtful(self, bookies: Collection[BookieId]) -> list[BookieId]:

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from kvstore.autorecovery.backlog import Backlog
 from kvstore.autorecovery.config import AutorecoveryConfig
-from kvstore.autorecovery.repair_machine import AGAIN_S_MAX
+from kvstore.autorecovery.repair_machine import AGAIN_S_MAX, AttemptHistory
 from kvstore.autorecovery.repairer import LedgerRepairer
 from kvstore.env.events import wait_within
 from kvstore.env.ports import Env
@@ -69,7 +69,7 @@ class Worker:
     def start(self) -> None:
         self._nursery.spawn(self._run(), name="worker")
         self._nursery.spawn(self._follow_switch(), name="follow the switch")
-        self.look()
+        self.poll()
 
     async def close(self) -> None:
         """Stop at once. The locks end with the session; locks whose earlier release failed are released here if
@@ -79,7 +79,7 @@ class Worker:
             with suppress(MetadataError):
                 await lock.release()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Request a scan of the marks soon, because a mark was added."""
         self._wake.set()
 
@@ -88,9 +88,9 @@ class Worker:
         return {
             "enabled": int(self._is_enabled),
             "ledgers_marked": self._backlog.marked,
-            "ledgers_mending": len(self._repairing),
+            "ledgers_repairing": len(self._repairing),
             "ledgers_unreadable": self._backlog.unreadable,
-            "ledgers_mended": self._repaired,
+            "ledgers_repaired": self._repaired,
             "attempts_failed": self._failed,
             "copies_made": self._copied,
             "copied_bytes": self._copied_bytes,
@@ -99,15 +99,21 @@ class Worker:
         }
 
     async def _run(self) -> None:
-        watches = [self._marks.watch_marks(self.look), self._settings.watch_enabled(self._switch.set)]
-        self._ports.choice.listen(self, self._bookies_changed)
+        watches = [
+            self._marks.watch_marks(self.poll),
+            self._settings.watch_enabled(self._switch.set),
+            self._settings.watch_lost_bookie_delay(self._retry_all),
+        ]
+        self._ports.choice.listen(self, self._retry_all)
+        look_s = LOOK_S
         try:
             while True:
-                wait_s = self._backlog.next_due_s(self._env.clock.now(), LOOK_S) if self._is_enabled else LOOK_S
+                wait_s = self._backlog.next_due_s(self._env.clock.now(), look_s) if self._is_enabled else LOOK_S
                 await wait_within(self._wake, max(REST_S, wait_s))
                 self._wake.clear()
                 try:
-                    await self._round()
+                    # After repairs, the next scan finds the marks that were added meanwhile, and counts the rest.
+                    look_s = REST_S if await self._round() else LOOK_S
                 except StoreError as error:
                     log.info("scan of marked ledgers failed, retrying error=%r", error)
                     await asyncio.sleep(HELD_S)
@@ -124,22 +130,24 @@ class Worker:
             self._switch.clear()
             with suppress(MetadataError):
                 self._is_enabled = await self._settings.is_enabled()
-            self.look()
+            self._retry_all()
 
     def _ensure_enabled(self) -> None:
         if not self._is_enabled:
             raise LedgerError("auto-recovery is switched off")
 
-    def _bookies_changed(self) -> None:
+    def _retry_all(self) -> None:
+        """Retry all ledgers soon, because bookies have come or gone or an operator has changed a setting."""
         self._backlog.all_due()
-        self.look()
+        self.poll()
 
-    async def _round(self) -> None:
-        """Scan all marks, and repair the ledgers that the backlog selects. Raises MetadataError."""
+    async def _round(self) -> bool:
+        """Scan all marks, and repair the ledgers that the backlog selects. Return True if it selected any. Raises
+        MetadataError."""
         await self._release_all()
         self._is_enabled = await self._settings.is_enabled()
         if not self._is_enabled:
-            return
+            return False
         self._backlog.begin()
         async for ledger in self._marks.marked_ledgers():
             self._backlog.see(ledger, self._env.clock.now())
@@ -148,18 +156,20 @@ class Worker:
         for task in tasks:
             await task
         if self._backlog.has_more:
-            self.look()
+            self.poll()
+        return bool(tasks)
 
     async def _work(self, waiting: deque[LedgerId]) -> None:
         while waiting and self._is_enabled:
             ledger = waiting.popleft()
+            past = self._backlog.begun(ledger)
             try:
                 with suppress(MetadataError):
                     # a round may take hours, and nobody else can have these ledgers meanwhile
                     await self._release_all()
                 self._is_enabled = await self._settings.is_enabled()
                 if self._is_enabled:
-                    await self._take(ledger)
+                    await self._take(ledger, past)
             except StoreError as error:
                 log.info("ledger not repaired now ledger=%d error=%r", ledger, error)
                 self._put_off(ledger, HELD_S)
@@ -169,7 +179,7 @@ class Worker:
                 self._failed += 1
                 self._put_off(ledger, AGAIN_S_MAX)
 
-    async def _take(self, ledger: LedgerId) -> None:
+    async def _take(self, ledger: LedgerId, past: AttemptHistory) -> None:
         lock = await self._marks.lock(ledger, self._name)
         if lock is None:
             self._put_off(ledger, HELD_S)
@@ -177,15 +187,15 @@ class Worker:
         self._repairing.add(ledger)
         self._unreleased.append(lock)
         try:
-            await self._repair(lock)
+            await self._repair(lock, past)
         finally:
             self._repairing.discard(ledger)
         await self._release(lock)
 
     # docs/protocol.md A3, A10
-    async def _repair(self, lock: MarkLock) -> None:
+    async def _repair(self, lock: MarkLock, past: AttemptHistory) -> None:
         """Repair the ledger, and remove its mark unless the mark has grown since the lock was taken."""
-        ledger, past = lock.mark.ledger, self._backlog.past(lock.mark.ledger)
+        ledger = lock.mark.ledger
         outcome = await self._repairer.repair(
             ledger, lock.mark.replicas, past, is_held=lambda: lock.is_held and self._is_enabled
         )
@@ -200,7 +210,7 @@ class Worker:
             self._repaired += 1
             log.info("ledger repaired ledger=%d copies=%d", ledger, outcome.copied)
         else:
-            self.look()
+            self.poll()
 
     def _put_off(self, ledger: LedgerId, again_s: float, *, is_unreadable: bool = False) -> None:
         self._backlog.later(ledger, self._env.clock.now(), again_s, is_unreadable=is_unreadable)

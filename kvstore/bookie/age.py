@@ -54,7 +54,7 @@ async def note_age(disk: Disk, directory: str, age: int) -> None:
 async def _synced(file: File) -> None:
     done = asyncio.get_running_loop().create_future()
 
-    def told(error: OSError | None) -> None:
+    def written(error: OSError | None) -> None:
         if done.done():
             return
         if error is None:
@@ -62,5 +62,5 @@ async def _synced(file: File) -> None:
         else:
             done.set_exception(error)
 
-    file.submit_sync(told)
+    file.submit_sync(written)
     await done

@@ -25,7 +25,7 @@ class StorageConfig:
     index_dir: str = "bookie/index"
     """Directory of the checkpoints of full segments; they can be recreated from the journal."""
     journal_dirs: tuple[str, ...] = ()
-    """Several journal directories instead of `journal_dir`, each on a disk of its own. Ledgers are spread over them,
+    """Several journal directories instead of `journal_dir`, each on its own disk. Ledgers are spread over them,
     and the bookie survives the loss of any (docs/protocol.md, B23 and B24). The first must be the one that the bookie
     had while it had only one. Each of the others has its index in `index` below it."""
     lost_dirs: tuple[str, ...] = ()
@@ -34,7 +34,8 @@ class StorageConfig:
     """Size of a segment of the journal, which is allocated at once; one segment is created ahead. A node requires at
     least 1 MiB."""
     reserve_bytes: Annotated[int, between(0, BYTES_MAX)] = 256 * MIB
-    """Free space below which the bookie becomes read-only. The rest is reserved for fences, recovery and restarts."""
+    """Free space that is reserved for fences, recovery and restarts. The bookie becomes read-only if less than half of
+    it is free, or if it needs a new segment and the segment would not leave all of it free."""
     reclaim_interval_s: Annotated[float, between(0.1, 86_400)] = 60.0
     """Seconds between two checks for deleted ledgers."""
     sparse_share: Annotated[float, Range(0, 1, is_below=True)] = 0.5

@@ -44,17 +44,17 @@ class KeyChecks:
         metadata must be read."""
         verdict = judge_key(self._ledgers.get(ledger), key)
         if verdict is not WriteVerdict.ASK:
-            self._tell(verdict, False, go_on)
+            self._answer(verdict, False, go_on)
             return
 
         def resume(of_key: WriteVerdict, of_add: WriteVerdict) -> None:
             known = judge_key(self._ledgers.get(ledger), key)
-            self._tell(of_key if known is WriteVerdict.ASK else known, of_add is WriteVerdict.ADMIT, go_on)
+            self._answer(of_key if known is WriteVerdict.ASK else known, of_add is WriteVerdict.ADMIT, go_on)
 
         if not self._admission.ask(ledger, key, len(key), resume):
             go_on(self._refusals.overload(), False)
 
-    def _tell(self, verdict: WriteVerdict, may_add: bool, go_on: Callable[[Status, bool], None]) -> None:
+    def _answer(self, verdict: WriteVerdict, may_add: bool, go_on: Callable[[Status, bool], None]) -> None:
         if verdict is WriteVerdict.ADMIT:
             go_on(Status.OK, may_add)
         else:

@@ -16,13 +16,13 @@ class RateLimitedLog:
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
         self._room = float(BURST)
-        self._looked_at = 0.0
+        self._refilled_at = 0.0
         self._left_out = 0
 
     def emit(self, level: int, message: str, *values: object) -> None:
         now = asyncio.get_running_loop().time()
-        self._room = min(BURST, self._room + now - self._looked_at)
-        self._looked_at = now
+        self._room = min(BURST, self._room + now - self._refilled_at)
+        self._refilled_at = now
         if self._room < 1:
             self._left_out += 1
             return

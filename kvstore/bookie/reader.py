@@ -190,23 +190,23 @@ class Reader:
         return end
 
     def _wait(self, ledger: Ledger, previous_lac: int, timeout_ms: int, done: ReadDone) -> Callable[[], None]:
-        def look() -> None:
+        def check() -> None:
             if ledger.lac <= previous_lac and self._ledgers.get(ledger.id) is ledger:
-                ledger.waiters[look] = None
+                ledger.waiters[check] = None
                 return
             timer.cancel()
             self._answer_poll(ledger, previous_lac, done)
 
         def give_up() -> None:
-            del ledger.waiters[look]
+            del ledger.waiters[check]
             self._answer_poll(ledger, previous_lac, done)
 
         def take_back() -> None:
             timer.cancel()
-            ledger.waiters.pop(look, None)
+            ledger.waiters.pop(check, None)
 
         timer = self._loop.call_later(timeout_ms / 1000, give_up)
-        ledger.waiters[look] = None
+        ledger.waiters[check] = None
         return take_back
 
     def _answer_poll(self, ledger: Ledger, previous_lac: int, done: ReadDone) -> None:

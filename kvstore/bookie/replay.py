@@ -110,7 +110,7 @@ class _Replay:
         names = [file_of_name(name) for name in self._disk.list(self._journal_dir)]
         present = sorted(file for file in names if file is not None)
         self._present.update(present)
-        files = {file: self._look(file) for file in sorted({*present, *indexed(self._disk, self._index_dir)})}
+        files = {file: self._inspect(file) for file in sorted({*present, *indexed(self._disk, self._index_dir)})}
         self._result.next_file = max(files, default=0) + 1
         anchor = max((file for file, found in files.items() if self._is_certified(found, files)), default=0)
         expected = self._expected(files, anchor)
@@ -127,7 +127,7 @@ class _Replay:
             self._result.damage.append(f"{self._journal_dir}: lost places of entries of ledgers {lost}")
         return self._result
 
-    def _look(self, file: int) -> _File:
+    def _inspect(self, file: int) -> _File:
         try:
             checkpoint = read_checkpoint(self._disk, self._index_dir, file)
             segment = self._segment(file, 0)

@@ -67,7 +67,7 @@ class Statistics:
     reclaimed_bytes: int = 0
     rewritten_bytes: int = 0
     dropped_ledgers: int = 0
-    unheard_ledgers: int = 0
+    unassigned_ledgers: int = 0
     new_incarnations: int = 0
     """1 if this process formatted its directories."""
     bad_requests: int = 0

@@ -5,14 +5,16 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+from kvstore.cli.cluster import ClusterOptions
 from kvstore.cli.endpoints import config_of
 from kvstore.errors import MetadataUnavailable, MetadataUnknown, OutcomeUnknown, Retryable, StoreError, Unavailable
 
 if TYPE_CHECKING:
     import grpc
+
+    from kvstore.proto.admin_pb2_grpc import AdminStub
 
 T = TypeVar("T")
 TIMEOUT_S = 15.0
@@ -23,10 +25,8 @@ OUTAGE_S_MAX = 600.0
 
 
 def ask_admin(
-    data_dir: Path,
-    zookeeper: str | None,
-    server: str | None,
-    work: Callable[[Any, float], T],
+    cluster: ClusterOptions,
+    work: Callable[[AdminStub, float], T],
     timeout_s: float = TIMEOUT_S,
     *,
     again: bool = False,
@@ -40,12 +40,12 @@ def ask_admin(
     from kvstore.rpc.status import from_rpc_error
 
     failure: StoreError = Unavailable("no server can be reached")
-    config = config_of(data_dir, zookeeper, server, timeout_s)
-    cluster, is_checked = config.cluster, bool(config.cluster) or (again and len(config.endpoints) > 1)
+    config = config_of(cluster, timeout_s)
+    instance, is_checked = config.cluster, bool(config.cluster) or (again and len(config.endpoints) > 1)
     for address in config.endpoints:
         with open_channel(address, config.tls, login=config.login) as channel:
             try:
-                cluster = _cluster_at(channel, cluster, address, timeout_s) if is_checked else ""
+                instance = _cluster_at(channel, instance, address, timeout_s) if is_checked else ""
             except StoreError as error:
                 found = error
             else:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvstore.cli.cluster import DataDir, Json, ZooKeeper, checked_path
+from kvstore.cli.cluster import LOCAL, ClusterOptions, Json, checked_path
 from kvstore.cli.data import Freshness, Level, Timeout
-from kvstore.cli.endpoints import Server, config_of, run
+from kvstore.cli.endpoints import config_of, run
 from kvstore.cli.output import as_json, as_table
 
 if TYPE_CHECKING:
@@ -40,9 +40,7 @@ def run_load(
     level: Level = Freshness.linearizable,
     seed: Annotated[int, typer.Option(help="Seed for keys and values")] = 1,
     timeout: Timeout = 5.0,
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     resp: Annotated[str, typer.Option(help="Send plain commands to this Redis endpoint (host:port)")] = "",
     json: Json = False,
 ) -> None:
@@ -68,7 +66,7 @@ def run_load(
         level=Freshness_[level.name.upper()],
         seed=seed,
     )
-    config = None if resp else config_of(data_dir, zookeeper, server, timeout)
+    config = None if resp else config_of(cluster, timeout)
 
     async def main() -> loads.LoadResult:
         if config is not None:

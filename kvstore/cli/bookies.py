@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from kvstore.cli import recovery
 from kvstore.cli.cluster import (
+    LOCAL,
     PATIENCE_S,
-    DataDir,
+    ClusterOptions,
     Json,
-    Server,
     Tools,
-    ZooKeeper,
     checked_address,
     cluster_id,
     confirm,
@@ -25,7 +23,7 @@ from kvstore.cli.cluster import (
     with_tools,
 )
 from kvstore.cli.output import as_json, as_table
-from kvstore.cli.status.known import Where, cluster_report, from_store_or_servers
+from kvstore.cli.status.known import cluster_report, from_store_or_servers
 from kvstore.errors import BookieError, ConfigError, Corrupted, InvalidRequest, NoSuchLedger, NoSuchNode, StoreError
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.cookie_store import CookieStore
@@ -62,9 +60,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(autorecovery, name="autorecovery")
 
 
-def list_bookies(
-    data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
-) -> None:
+def list_bookies(cluster: ClusterOptions = LOCAL, json: Json = False) -> None:
     """List all bookies that ever existed: address, zone, state, number of ledgers, free bytes, failed directories.
 
     Disk figures are shown for bookies that answer within some seconds. While the metadata store is unavailable, servers
@@ -105,18 +101,18 @@ def list_bookies(
             for bookie in sorted(known | set(named))
         ]
 
-    where = (data_dir, zookeeper, server)
-    rows = from_store_or_servers(where, work, _reported)
+    cluster = cluster
+    rows = from_store_or_servers(cluster, work, _reported)
     if not any("failed_directories" in row for row in rows):
-        failed = _failed_directories(where)
+        failed = _failed_directories(cluster)
         rows = [{**row, "failed_directories": failed.get(row["id"])} for row in rows]
     print(as_json(rows) if json else as_table([_row(each) for each in rows]))
 
 
-def _failed_directories(where: Where) -> dict[str, list[str]]:
+def _failed_directories(cluster: ClusterOptions) -> dict[str, list[str]]:
     """Return the failed directories of bookies whose nodes answer; empty while no server answers."""
     try:
-        bookies = cluster_report(where).bookies
+        bookies = cluster_report(cluster).bookies
     except StoreError:
         return {}
     return {
@@ -158,9 +154,7 @@ async def _space_or_none(clients: BookieClients, bookie: BookieId) -> int | None
 
 def cookie(
     bookie: BookieName,
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Show a bookie's cookie: the identity that its directories must carry, too"""
@@ -173,7 +167,7 @@ def cookie(
                 f"no bookie {bookie!r} has a cookie; list bookies with `kvstore bookie list`"
             ) from None
 
-    found, version = with_tools(data_dir, zookeeper, work, server)
+    found, version = with_tools(cluster, work)
     print(
         as_json(asdict(found) | {"version": version}) if json else f"{encode_cookie(found).decode()}version: {version}"
     )
@@ -184,9 +178,7 @@ def racks(
         str,
         typer.Option(callback=checked_address, help="ZooKeeper of Pulsar: HOST:PORT,...[/CHROOT]"),
     ],
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Write the zone of every registered bookie as its rack for Apache Pulsar. Run this again after a disk was
@@ -207,7 +199,7 @@ def racks(
         finally:
             await store.close()
 
-    bookies, found = with_tools(data_dir, zookeeper, work, server)
+    bookies, found = with_tools(cluster, work)
     rows = [{"bookie": each, "address": bookies.all.get(BookieId(each)), "rack": found[each]} for each in sorted(found)]
     print(as_json(rows) if json else as_table(rows) if rows else "no bookie has a zone")
     for host, there in shared_hosts(bookies).items():
@@ -224,9 +216,7 @@ def scrub(
         bool, typer.Option("--repair", help="Copy missing or damaged entries to the bookie again")
     ] = False,
     bytes_per_s: Pace = BYTES_PER_S,
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Read and verify every entry that a bookie should have. Exit code 1 if a bad copy was not repaired.
@@ -241,7 +231,7 @@ def scrub(
         found = await recopier.scrub(BookieId(bookie), repair=repair)
         return [{"ledger": ledger, "entry": entry, "fault": fault} for ledger, entry, fault in found]
 
-    rows = _with_recopier(data_dir, zookeeper, server, work)
+    rows = _with_recopier(cluster, work)
     print(as_json(rows) if json else as_table(rows) if rows else f"every copy at {bookie} is good")
     if any(not row["fault"].endswith("copied there again") for row in rows):
         raise typer.Exit(1)
@@ -251,9 +241,7 @@ def decommission(
     bookie: BookieName,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation")] = False,
     bytes_per_s: Pace = BYTES_PER_S,
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Remove a bookie that is down for good: copy its ledgers to other bookies, then forget its id.
@@ -273,18 +261,16 @@ def decommission(
         return moved
 
     if not yes:
-        _with_recopier(data_dir, zookeeper, server, check)
+        _with_recopier(cluster, check)
         confirm(f"Remove {bookie} for good, so that the data on its disk is never used again")
-    moved = _with_recopier(data_dir, zookeeper, server, work)
+    moved = _with_recopier(cluster, work)
     _show_moved(bookie, moved, "is decommissioned: its directories may be emptied", json=json)
 
 
 def recover_copies(
     bookie: BookieName,
     bytes_per_s: Pace = BYTES_PER_S,
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Copy the ledgers of a bookie that is down to other bookies. The bookie may return with empty directories.
@@ -297,7 +283,7 @@ def recover_copies(
         recopier.limit(int(bytes_per_s))
         return await recopier.replace(BookieId(bookie))
 
-    _show_moved(bookie, _with_recopier(data_dir, zookeeper, server, work), "is needed by no ledger", json=json)
+    _show_moved(bookie, _with_recopier(cluster, work), "is needed by no ledger", json=json)
 
 
 async def _refuse_if_up_or_unknown(recopier: Rereplicator, bookie: BookieId) -> None:
@@ -321,9 +307,7 @@ def _show_moved(bookie: str, moved: list[ReplacementOutcome], done: str, *, json
     raise typer.Exit(1 if blocked else 0)
 
 
-def _with_recopier(
-    data_dir: Path, zookeeper: str | None, server: str | None, work: Callable[[Rereplicator], Awaitable[T]]
-) -> T:
+def _with_recopier(cluster: ClusterOptions, work: Callable[[Rereplicator], Awaitable[T]]) -> T:
     """Run `work` with a progress bar on standard error, if that is a terminal."""
     from rich.console import Console
     from rich.progress import Progress
@@ -341,7 +325,7 @@ def _with_recopier(
             async with open_rereplicator(tools.env, tools.store, show) as recopier:
                 return await work(recopier)
 
-        return with_tools(data_dir, zookeeper, main, server)
+        return with_tools(cluster, main)
 
 
 def _state(view: BookieView, bookie: BookieId) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import os
 import shlex
@@ -10,9 +11,9 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
@@ -52,7 +53,7 @@ def checked_server(text: str | None) -> str | None:
 
 
 def checked_path(place: Path | None) -> Path | None:
-    """Check a path in an option or argument; every path has this callback (tests/cli/test_places.py). Raises
+    """Check a path in an option or argument; every path has this callback (tests/cli/test_main_paths.py). Raises
     BadParameter."""
     if place is not None and (fault := fault_of(place)):
         raise typer.BadParameter(fault)
@@ -69,7 +70,7 @@ def confirm(question: str) -> None:
 DataDir = Annotated[
     Path, typer.Option(callback=checked_path, help="Directory of the local cluster, made by `kvstore up`")
 ]
-ZooKeeper = Annotated[
+Metadata = Annotated[
     str | None,
     typer.Option(
         "--zookeeper",
@@ -78,10 +79,46 @@ ZooKeeper = Annotated[
         help="Metadata store of the cluster: HOST:PORT,...[/CHROOT] for ZooKeeper, or etcd://HOST:PORT,...[/PREFIX]",
     ),
 ]
-Server = Annotated[
-    str | None, typer.Option(callback=checked_server, help="gRPC address of one or more servers: HOST:PORT,...")
-]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON")]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    """The options by which a command finds its cluster. A command declares one parameter,
+    `cluster: ClusterOptions = LOCAL`, which `with_options` turns into the options."""
+
+    data_dir: DataDir = Path("data")
+    metadata: Metadata = None
+    server: Annotated[
+        str | None, typer.Option(callback=checked_server, help="gRPC address of one or more servers: HOST:PORT,...")
+    ] = None
+
+
+LOCAL = ClusterOptions()
+
+
+def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the command with one option per field of ClusterOptions in place of its parameter `cluster`, if any."""
+    shown = inspect.signature(command, eval_str=True).parameters
+    if "cluster" not in shown:
+        return command
+    hints = get_type_hints(ClusterOptions, include_extras=True)
+    options = [
+        inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=hints[each.name])
+        for each in fields(ClusterOptions)
+    ]
+
+    def called(**given: Any) -> Any:
+        return command(cluster=ClusterOptions(*(given.pop(each.name) for each in options)), **given)
+
+    parameters: list[inspect.Parameter] = []
+    for each in shown.values():
+        parameters += options if each.name == "cluster" else [each.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
+    called.__name__, called.__doc__ = command.__name__, command.__doc__
+    called.__annotations__ = {each.name: each.annotation for each in parameters}
+    vars(called)["__signature__"] = inspect.Signature(parameters)
+    return called
+
 
 T = TypeVar("T")
 SERVER_TIMEOUT_S = 5.0
@@ -99,14 +136,14 @@ class Tools:
     store: MetadataStore
 
 
-def zookeeper_of(data_dir: Path, zookeeper: str | None, server: str | None = None) -> str:
+def metadata_of(cluster: ClusterOptions) -> str:
     """Return the address of the cluster's metadata store. Raises ConfigError if nothing names one, Unavailable if the
     server does not answer."""
-    if zookeeper is not None:
-        return zookeeper
-    if server is not None:
-        return _as_told_by(server)
-    return str(recorded(data_dir, lambda document: document["zookeeper"], or_by="--metadata"))
+    if cluster.metadata is not None:
+        return cluster.metadata
+    if cluster.server is not None:
+        return _reported_by(cluster.server)
+    return str(recorded(cluster.data_dir, lambda document: document["zookeeper"], or_by="--data-dir or --metadata"))
 
 
 def recorded(data_dir: Path, wanted: Callable[[Any], T], *, or_by: str) -> T:
@@ -128,15 +165,17 @@ def recorded(data_dir: Path, wanted: Callable[[Any], T], *, or_by: str) -> T:
     return found
 
 
-def recorded_instance(data_dir: Path, zookeeper: str | None, server: str | None) -> str:
+def recorded_instance(cluster: ClusterOptions) -> str:
     """Return the recorded id of the local cluster. Empty if another option names the cluster, or if the cluster was
     last started by a release that did not record it. Raises ConfigError."""
-    if zookeeper is not None or server is not None:
+    if cluster.metadata is not None or cluster.server is not None:
         return ""
-    return recorded(data_dir, lambda document: str(document.get("instance", "")), or_by="--server or --metadata")
+    return recorded(
+        cluster.data_dir, lambda document: str(document.get("instance", "")), or_by="--data-dir, --server or --metadata"
+    )
 
 
-def _as_told_by(servers: str) -> str:
+def _reported_by(servers: str) -> str:
     """Return the metadata store's address, `host:port,…`, from the first server that answers."""
     import grpc
 
@@ -176,14 +215,12 @@ def metadata_tls() -> Tls | None:
     return tls_of_environment("KVSTORE_METADATA_TLS") or tls_of_environment("KVSTORE_ZOOKEEPER_TLS")
 
 
-def with_tools(
-    data_dir: Path, zookeeper: str | None, work: Callable[[Tools], Awaitable[T]], server: str | None = None
-) -> T:
+def with_tools(cluster: ClusterOptions, work: Callable[[Tools], Awaitable[T]]) -> T:
     """Run `work` connected to the cluster's metadata, which may take PATIENCE_S to answer. Raises StoreError;
     Unavailable if the metadata belongs to a cluster other than the folder's."""
     from kvstore.env.real import run
 
-    address, instance = zookeeper_of(data_dir, zookeeper, server), recorded_instance(data_dir, zookeeper, server)
+    address, instance = metadata_of(cluster), recorded_instance(cluster)
 
     async def main() -> T:
         async with _tools(await _reachable(address)) as tools:
@@ -226,7 +263,8 @@ async def _reachable(address: str) -> str:
         said = [f"cannot resolve {', '.join(nameless)}"] if nameless else []
         if refusing:
             said.append(
-                f"no {found.kind.shown} listens at {','.join(refusing)}; check the cluster with `kvstore status`"
+                f"no {found.kind.shown} listens at {','.join(refusing)}; "
+                "`kvstore status --server HOST:PORT` shows the cluster without it"
             )
         raise Unavailable("; ".join(said))
     hosts = [host for host, answer in answered if answer is True]

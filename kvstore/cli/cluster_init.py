@@ -12,7 +12,7 @@ from typing import Annotated, Any, BinaryIO
 
 import typer
 
-from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, checked_address, checked_path, with_tools
+from kvstore.cli.cluster import LOCAL, ClusterOptions, Json, Tools, checked_address, checked_path, with_tools
 from kvstore.cli.output import as_json, as_table
 from kvstore.errors import ConfigError, MetadataDenied, NoSuchNode
 from kvstore.meta import paths
@@ -111,7 +111,7 @@ def init(
         )
         return ring, is_new
 
-    ring, is_new = with_tools(Path(), zookeeper, work)
+    ring, is_new = with_tools(ClusterOptions(metadata=zookeeper), work)
     there = {replica for each in ring.partitions.values() for replica in each.replicas}
     if not is_new and there.isdisjoint(servers):  # the ring may have moved to other nodes since
         raise ConfigError(f"a cluster already exists at {zookeeper}, with the nodes {', '.join(sorted(there))}")
@@ -156,9 +156,7 @@ def _secret_for(path: Path, address: str, *, is_new: bool) -> None:
 
 
 def version(
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     hold: Annotated[bool, typer.Option("--hold", help="Keep the version, so that nodes can be downgraded")] = False,
     rise: Annotated[bool, typer.Option("--rise", help="Let the version rise again")] = False,
     json: Json = False,
@@ -192,7 +190,7 @@ def version(
             ],
         }
 
-    document = with_tools(data_dir, zookeeper, work, server)
+    document = with_tools(cluster, work)
     if json:
         print(as_json(document))
         return
@@ -214,7 +212,7 @@ def export_metadata(file: MetadataFile, zookeeper: Address, json: Json = False) 
         return await export(tools.store)
 
     with _private(file) as output:
-        nodes, instance = with_tools(Path(), zookeeper, work)
+        nodes, instance = with_tools(ClusterOptions(metadata=zookeeper), work)
         output.write(dump.encode(nodes, instance))
     _show_moved("exported", nodes, instance, json=json)
 
@@ -256,7 +254,7 @@ def import_metadata(file: MetadataFile, zookeeper: Address, json: Json = False) 
     async def work(tools: Tools) -> None:
         await restore(tools.store, nodes, instance)
 
-    with_tools(Path(), zookeeper, work)
+    with_tools(ClusterOptions(metadata=zookeeper), work)
     _show_moved("imported and checked", nodes, instance, json=json)
 
 
@@ -293,7 +291,7 @@ def _set_acls(address: str, acl: Acl, *, json: bool) -> None:
         assert isinstance(tools.store, ZooKeeperStore), "its address names a ZooKeeper"
         return await set_acls(tools.store, acl)
 
-    outcome = with_tools(Path(), address, work)
+    outcome = with_tools(ClusterOptions(metadata=address), work)
     document = {
         "acl": acl.value,
         "user": login.user,

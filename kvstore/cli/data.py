@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from kvstore.cli.cluster import DataDir, Json, ZooKeeper, checked_path, confirm
-from kvstore.cli.endpoints import Server, config_of, run
+from kvstore.cli.cluster import LOCAL, ClusterOptions, Json, checked_path, confirm
+from kvstore.cli.endpoints import config_of, run
 from kvstore.cli.output import as_json, as_table, printable
 from kvstore.errors import InvalidRequest
 
@@ -59,9 +59,7 @@ def get(
     key: Key,
     level: Level = Freshness.linearizable,
     timeout: Timeout = 5.0,
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Print a value. On a terminal, bytes that are not text are escaped. Exit code 1 if the key is absent."""
@@ -71,7 +69,7 @@ def get(
 
         return await client.get(as_bytes(key), level=Level[level.name.upper()])
 
-    found = _with_client(config_of(data_dir, zookeeper, server, timeout), work)
+    found = _with_client(config_of(cluster, timeout), work)
     if found is None:
         if json:
             print(as_json({"key": key, "found": False}))
@@ -100,9 +98,7 @@ def put(
         int | None, typer.Option(help="Write only if the key has this version; 0 means absent", min=0)
     ] = None,
     timeout: Timeout = 5.0,
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Write a value; pass '' for an empty one. Exit code 1 if a condition is not met."""
@@ -113,7 +109,7 @@ def put(
     async def work(client: AsyncClient) -> int:
         return await client.put(as_bytes(key), content, ttl_s=ttl, if_absent=if_absent, if_version=if_version)
 
-    version = _with_client(config_of(data_dir, zookeeper, server, timeout), work)
+    version = _with_client(config_of(cluster, timeout), work)
     if json:
         print(as_json({**_shown_key(as_bytes(key)), "version": version}))
 
@@ -121,9 +117,7 @@ def put(
 def delete(
     keys: Annotated[list[str], typer.Argument(help="The keys, as UTF-8")],
     timeout: Timeout = 5.0,
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Delete keys, each on its own, and print how many existed"""
@@ -131,7 +125,7 @@ def delete(
     async def work(client: AsyncClient) -> int:
         return sum([bool(await client.delete(as_bytes(key))) for key in keys])
 
-    count = _with_client(config_of(data_dir, zookeeper, server, timeout), work)
+    count = _with_client(config_of(cluster, timeout), work)
     print(as_json({"deleted": count}) if json else count)
 
 
@@ -148,9 +142,7 @@ def scan(
     token: PageTokenOption = None,
     level: Level = Freshness.linearizable,
     timeout: Timeout = 5.0,
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """List keys in order over all partitions. Backslashes and bytes that are not text are escaped.
@@ -176,7 +168,7 @@ def scan(
                 number, last = number + 1, key
         return None
 
-    if (rest := _with_client(config_of(data_dir, zookeeper, server, timeout), work)) is not None:
+    if (rest := _with_client(config_of(cluster, timeout), work)) is not None:
         print(
             f"kvstore: there are more than {limit} keys; list all with --limit 0, or continue with --token {rest}",
             file=sys.stderr,
@@ -204,9 +196,7 @@ def count(
     start: Annotated[str, typer.Option(help="First key, inclusive")] = "",
     end: Annotated[str, typer.Option(help="Last key, exclusive")] = "",
     timeout: Timeout = 5.0,
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Print the number of keys. The servers count and send no keys."""
@@ -214,7 +204,7 @@ def count(
     async def work(client: AsyncClient) -> int:
         return await client.count(as_bytes(start), as_bytes(end), prefix=as_bytes(prefix))
 
-    number = _with_client(config_of(data_dir, zookeeper, server, timeout), work)
+    number = _with_client(config_of(cluster, timeout), work)
     print(as_json({"keys": number}) if json else number)
 
 
@@ -223,9 +213,7 @@ def delete_prefix(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation")] = False,
     token: PageTokenOption = None,
     timeout: Timeout = 30.0,
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Delete all keys with a prefix, each on its own, and print how many existed.
@@ -233,7 +221,7 @@ def delete_prefix(
     The command first counts the keys and asks for confirmation. It reports progress on standard error. After an
     interrupt or error, continue with the last reported --token.
     """
-    config = config_of(data_dir, zookeeper, server, timeout)
+    config = config_of(cluster, timeout)
     wanted = as_bytes(prefix)
     there = _with_client(config, lambda client: client.count(prefix=wanted))
     if not yes:
@@ -273,9 +261,7 @@ def load_tree(
     prefix: Prefix = "",
     chunk_bytes: Annotated[int, typer.Option(help="Split files larger than this", min=1, max=1 << 20)] = 256 << 10,
     timeout: Timeout = TREE_TIMEOUT_S,
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Store every file below DIR: the path is the key, the content is the value. `kvstore get PATH` returns it.
@@ -285,7 +271,7 @@ def load_tree(
     """
     from kvstore.cli.trees import load
 
-    config = config_of(data_dir, zookeeper, server, timeout)
+    config = config_of(cluster, timeout)
     found = run(lambda: load(config, folder, as_bytes(prefix), chunk_bytes))
     _report(found, json)
 
@@ -294,15 +280,13 @@ def verify_tree(
     folder: Folder,
     prefix: Prefix = "",
     timeout: Timeout = TREE_TIMEOUT_S,
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Compare every file below DIR with the stored value, byte for byte. Exit code 1 if anything differs."""
     from kvstore.cli.trees import verify
 
-    config = config_of(data_dir, zookeeper, server, timeout)
+    config = config_of(cluster, timeout)
     found = run(lambda: verify(config, folder, as_bytes(prefix)))
     _report(found, json)
 

@@ -7,8 +7,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from kvstore.cli.cluster import Server as Server
-from kvstore.cli.cluster import recorded, recorded_instance, takes_connections, tls_of_environment
+from kvstore.cli.cluster import (
+    ClusterOptions,
+    Tools,
+    recorded,
+    recorded_instance,
+    takes_connections,
+    tls_of_environment,
+    with_tools,
+)
 from kvstore.cli.own_command import how_to_start
 from kvstore.client.core.config import ClientConfig, parse_url
 from kvstore.errors import Unavailable
@@ -16,15 +23,15 @@ from kvstore.errors import Unavailable
 T = TypeVar("T")
 
 
-def config_of(data_dir: Path, zookeeper: str | None, server: str | None, timeout_s: float) -> ClientConfig:
+def config_of(cluster: ClusterOptions, timeout_s: float) -> ClientConfig:
     """Return the client configuration. Raises ConfigError if nothing names a cluster, Unavailable if no server is
     up."""
-    if server is not None:
-        endpoints = parse_url(f"kv://{server}").endpoints
+    if cluster.server is not None:
+        endpoints = parse_url(f"kv://{cluster.server}").endpoints
     else:
-        endpoints = _of_data_dir(data_dir) if zookeeper is None else _of_zookeeper(zookeeper)
-    cluster = recorded_instance(data_dir, zookeeper, server)
-    return ClientConfig(endpoints=endpoints, timeout_s=timeout_s, tls=tls_of_environment(), cluster=cluster)
+        endpoints = _of_data_dir(cluster.data_dir) if cluster.metadata is None else _of_zookeeper(cluster.metadata)
+    instance = recorded_instance(cluster)
+    return ClientConfig(endpoints=endpoints, timeout_s=timeout_s, tls=tls_of_environment(), cluster=instance)
 
 
 def _of_data_dir(data_dir: Path) -> tuple[str, ...]:
@@ -32,7 +39,7 @@ def _of_data_dir(data_dir: Path) -> tuple[str, ...]:
     found = recorded(
         data_dir,
         lambda document: tuple(str(node["grpc"]) for node in document["nodes"]),
-        or_by="--server or --zookeeper",
+        or_by="--data-dir, --server or --metadata",
     )
     if run(lambda: _all_refuse(found)):
         raise Unavailable(
@@ -48,13 +55,12 @@ async def _all_refuse(addresses: Sequence[str]) -> bool:
 
 
 def _of_zookeeper(address: str) -> tuple[str, ...]:
-    from kvstore.cli.cluster import Tools, with_tools
     from kvstore.server.cluster.addresses import addresses
 
     async def read(tools: Tools) -> tuple[str, ...]:
         return await addresses(tools.store)
 
-    found = with_tools(Path(), address, read)
+    found = with_tools(ClusterOptions(metadata=address), read)
     if not found:
         raise Unavailable(f"no server of the cluster at ZooKeeper {address} is up")
     return found

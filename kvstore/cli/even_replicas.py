@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvstore.cli.admin import POLL_S, OutageTolerance
-from kvstore.cli.cluster import DataDir, Json, ZooKeeper
-from kvstore.cli.endpoints import Server
+from kvstore.cli.cluster import LOCAL, ClusterOptions, Json
 from kvstore.cli.groups import group_of
 from kvstore.cli.operation import reporting_interrupt
 from kvstore.cli.output import as_json
 from kvstore.cli.replicas import change_replicas, wait_until_replaced
-from kvstore.cli.status.known import Where, cluster_report
+from kvstore.cli.status.known import cluster_report
 from kvstore.errors import Unavailable
+
+if TYPE_CHECKING:
+    from kvstore.proto.admin_pb2 import ClusterReport
+    from kvstore.server.placement.balancing import BalancingMove
+
+COMPLETE_S = 15.0
+"""Seconds for which the command waits for servers that do not answer or are not ready, before it says that nothing is
+left to move."""
 
 
 def register(app: typer.Typer) -> None:
@@ -28,9 +35,7 @@ def even_replicas(
     timeout: Annotated[
         float, typer.Option(help="Seconds to wait for one replica; its move continues after that", min=0)
     ] = 600,
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Move replicas one by one until no server holds two more than another.
@@ -39,13 +44,17 @@ def even_replicas(
     zone. If the command is interrupted, the current move still ends; run the command again for the rest.
     """
     from kvstore.proto.admin_pb2 import ChangeReplicasRequest
-    from kvstore.server.placement.balancing import BalancingMove, held_by, next_balancing_move
+    from kvstore.server.placement.balancing import held_by, not_considered
 
-    where, moved = (data_dir, zookeeper, server), list[BalancingMove]()
+    cluster = cluster
+    moved: list[BalancingMove] = []
     with reporting_interrupt("interrupted; a replica is still moving: see `kvstore ring status`"):
-        while (move := next_balancing_move(report := cluster_report(where))) is not None:
-            change_replicas(ChangeReplicasRequest(**move._asdict()), *where)
-            _, holders = wait_until_replaced(move.partition, move.newcomer, *where, timeout_s=timeout)
+        while True:
+            move, report = _next_move(cluster)
+            if move is None:
+                break
+            change_replicas(ChangeReplicasRequest(**move._asdict()), cluster)
+            _, holders = wait_until_replaced(move.partition, move.newcomer, cluster, timeout_s=timeout)
             if move.newcomer not in holders:
                 raise Unavailable(
                     f"the new replica of {move.partition} on {move.newcomer} was abandoned before it had caught up"
@@ -53,20 +62,37 @@ def even_replicas(
             moved.append(move)
             if not json:
                 print(f"{move.partition}: {move.leaving} -> {move.newcomer}", flush=True)
-            _wait_until_known(move.partition, move.leaving, where, timeout_s=timeout)
-    held = held_by(report)
+            _wait_until_known(move.partition, move.leaving, cluster, timeout_s=timeout)
+    held, others = held_by(report), not_considered(report)
+    if others:
+        why = "they do not answer or are not ready"
+        print(f"kvstore: not considered, because {why}: {', '.join(others)}", file=sys.stderr)
     if json:
         print(as_json({"moved": [each._asdict() for each in moved], "replicas": held}))
     else:
         print(f"{len(moved)} moved; replicas: {', '.join(f'{each} {count}' for each, count in sorted(held.items()))}")
 
 
-def _wait_until_known(partition: str, leaving: str, where: Where, *, timeout_s: float) -> None:
+def _next_move(cluster: ClusterOptions) -> tuple[BalancingMove | None, ClusterReport]:
+    """Return the next move and the report that shows it. None counts only by a report that considers every server and
+    the newest ring; after COMPLETE_S seconds without one, it counts without the servers that do not answer."""
+    from kvstore.server.placement.balancing import is_complete, next_balancing_move
+
+    deadline = time.monotonic() + COMPLETE_S
+    while True:
+        report = cluster_report(cluster)
+        move = next_balancing_move(report)
+        if move is not None or is_complete(report) or time.monotonic() >= deadline:
+            return move, report
+        time.sleep(POLL_S)
+
+
+def _wait_until_known(partition: str, leaving: str, cluster: ClusterOptions, *, timeout_s: float) -> None:
     """Return once the cluster status shows the partition without the replica that left, and all its replicas up. Raises
     Unavailable after `timeout_s`."""
     deadline, tolerance = time.monotonic() + timeout_s, OutageTolerance()
     while True:
-        report = tolerance.poll(lambda: cluster_report(where))
+        report = tolerance.poll(lambda: cluster_report(cluster))
         for each in report.partitions if report is not None else ():
             holders = {replica.server for replica in each.replicas if replica.is_up}
             if each.id == partition and leaving not in holders and len(holders) == len(each.replicas):

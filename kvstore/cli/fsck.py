@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, with_tools
+from kvstore.cli.cluster import LOCAL, ClusterOptions, Json, Tools, with_tools
 from kvstore.cli.output import as_json
-from kvstore.cli.status.known import Where, cluster_report
+from kvstore.cli.status.known import cluster_report
 from kvstore.errors import StoreError
 
 if TYPE_CHECKING:
@@ -29,9 +28,7 @@ AGAIN_S, AGAIN_MAX = 1.0, 5
 
 
 def fsck(
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for warnings, too")] = False,
     notes: Annotated[bool, typer.Option("--notes", help="Show notes, too, about checks that found no problem")] = False,
     json: Json = False,
@@ -67,8 +64,8 @@ def fsck(
 
     try:
         with bar:
-            report = with_tools(data_dir, zookeeper, check, server)
-            add_health(report, (data_dir, zookeeper, server))
+            report = with_tools(cluster, check)
+            add_health(report, cluster)
     except StoreError as error:
         print(f"kvstore: not checked: {error or type(error).__name__}", file=sys.stderr)
         raise typer.Exit(UNCHECKED) from None
@@ -76,18 +73,18 @@ def fsck(
     raise typer.Exit(1 if report.errors or (strict and report.warnings) else 0)
 
 
-def add_health(report: FsckReport, where: Where) -> None:
+def add_health(report: FsckReport, cluster: ClusterOptions) -> None:
     """Add the findings of the servers, or the reason why they did not answer. A change of leader takes about a second,
     so servers are asked again before anything is reported as not served."""
     from kvstore.proto.admin_pb2 import DOWN
 
     try:
-        found = cluster_report(where)
+        found = cluster_report(cluster)
         for _ in range(AGAIN_MAX):
             if found.health.grade < DOWN:
                 break
             time.sleep(AGAIN_S)
-            found = cluster_report(where)
+            found = cluster_report(cluster)
         report.add_health(found.findings)
     except StoreError as error:
         report.not_asked = str(error) or type(error).__name__
@@ -108,6 +105,6 @@ def as_text(report: FsckReport, *, notes: bool) -> str:
     if report.others:
         looked_at += f"; {report.others} ledgers outside of the partitions' logs, whose entries were not read"
     hidden = report.count(Severity.NOTE)
-    more = f", {hidden} notes (--notes shows them)" if hidden and not notes else ""
+    more = f", {hidden} {'note' if hidden == 1 else 'notes'} (--notes shows them)" if hidden and not notes else ""
     counts = f"{report.errors} errors, {report.warnings} warnings{more}; checked {looked_at}"
     return "\n".join([*lines, *([""] if lines else []), f"{report.verdict}. {counts}"])

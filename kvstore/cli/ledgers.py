@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, cluster_id, confirm, with_tools
+from kvstore.cli.cluster import LOCAL, ClusterOptions, Json, Tools, cluster_id, confirm, with_tools
 from kvstore.cli.output import as_json, as_table
 from kvstore.cli.status.known import by_servers_or_store
 from kvstore.errors import Corrupted, InvalidRequest, NoSuchLedger
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from kvstore.autorecovery.abandon import Loss
     from kvstore.autorecovery.repairer import LedgerRepairer, RepairOutcome
     from kvstore.proto.admin_pb2 import LedgerStatus
+    from kvstore.proto.admin_pb2_grpc import AdminStub
 
 ENTRIES_MAX = 1000
 Ledger = Annotated[int, typer.Argument(help="Id of the ledger", min=0)]
@@ -39,9 +39,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(ledger, name="ledger")
 
 
-def list_ledgers(
-    data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
-) -> None:
+def list_ledgers(cluster: ClusterOptions = LOCAL, json: Json = False) -> None:
     """List all ledgers: the log that they belong to, their state, and every bookie that holds entries of them.
 
     A server reads them from the metadata store. While the store is unavailable, the partitions' leaders report the
@@ -62,11 +60,11 @@ def list_ledgers(
             rows.append(_summary(metadata))
         return rows
 
-    rows = by_servers_or_store((data_dir, zookeeper, server), _ask_all, work)
+    rows = by_servers_or_store(cluster, _ask_all, work)
     print(as_json(rows) if json else as_table(rows, list(_SUMMARY)))
 
 
-def _ask_all(stub: Any, timeout_s: float) -> list[dict[str, Any]]:
+def _ask_all(stub: AdminStub, timeout_s: float) -> list[dict[str, Any]]:
     from kvstore.proto.admin_pb2 import LedgersRequest
 
     rows: list[dict[str, Any]] = []
@@ -83,9 +81,7 @@ def _ask_all(stub: Any, timeout_s: float) -> list[dict[str, Any]]:
 
 def show(
     ledger: Ledger,
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Show a ledger's metadata"""
@@ -101,7 +97,7 @@ def show(
         }
         return _summary(metadata) | details
 
-    def ask(stub: Any, timeout_s: float) -> dict[str, Any]:
+    def ask(stub: AdminStub, timeout_s: float) -> dict[str, Any]:
         from kvstore.proto.admin_pb2 import LedgerRequest
 
         answer = stub.Ledger(LedgerRequest(ledger=ledger), timeout=timeout_s)
@@ -116,7 +112,7 @@ def show(
         }
         return _reported_summary(reported) | details
 
-    found = by_servers_or_store((data_dir, zookeeper, server), ask, work)
+    found = by_servers_or_store(cluster, ask, work)
     print(as_json(found) if json else as_table([{"what": name, "value": value} for name, value in found.items()]))
 
 
@@ -129,9 +125,7 @@ def read(
     first: Annotated[int, typer.Option(help="First entry", min=0)] = 0,
     last: Annotated[int | None, typer.Option(help="Last entry; default: the last confirmed entry", min=0)] = None,
     bookie: Annotated[str | None, typer.Option(help="Read only this bookie's copies")] = None,
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Read entries without fencing: show their content, and which bookies have a good copy"""
@@ -155,15 +149,13 @@ def read(
             rows.append(_entry_row(entry, {name: await copies.read(name, entry) for name in named}))
         return rows
 
-    rows = with_tools(data_dir, zookeeper, work, server)
+    rows = with_tools(cluster, work)
     print(as_json(rows) if json else as_table(rows, ("entry", "bytes", "epoch", "first_seq", "mutations", "copies")))
 
 
 def recover(
     ledger: Ledger,
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Fence a ledger, find its end, and close it. A live writer loses the leadership of its partition.
@@ -175,16 +167,14 @@ def recover(
         repairer = await _repairer(tools, BookieView(tools.store))
         return _summary(await repairer.recover(LedgerId(ledger)))
 
-    found = with_tools(data_dir, zookeeper, work, server)
+    found = with_tools(cluster, work)
     print(as_json(found) if json else as_table([found], list(_SUMMARY)))
 
 
 def delete(
     ledger: Ledger,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation")] = False,
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Delete a ledger that belongs to no log of a current or retired partition, and that no pin holds"""
@@ -199,7 +189,7 @@ def delete(
             confirm(f"Delete ledger {ledger} ({metadata.state.name}, of {owner_of(metadata) or 'nobody'})")
         await deletion.commit(version)
 
-    with_tools(data_dir, zookeeper, work, server)
+    with_tools(cluster, work)
     reported = f"ledger {ledger} is deleted; its bookies will free the space soon"
     print(as_json({"ledger": ledger, "deleted": True}) if json else reported)
 
@@ -207,9 +197,7 @@ def delete(
 def give_up(
     ledger: Ledger,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation")] = False,
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Mark the entries of a ledger that no bookie has a good copy of as lost; re-replicate the rest.
@@ -234,7 +222,7 @@ def give_up(
             await view.refresh()
         return await abandonment.abandon(LedgerId(ledger), tools.env.clock.date_ms(), loss)
 
-    loss, mended = with_tools(data_dir, zookeeper, work, server)
+    loss, mended = with_tools(cluster, work)
     if json:
         given_up = {"given_up": mended is not None, "is_whole": mended is None or mended.is_whole}
         print(

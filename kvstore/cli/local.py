@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvstore.cli.cluster import DataDir, Json, Server, ZooKeeper, checked_address, checked_path, tls_of_environment
+from kvstore.cli.cluster import LOCAL, ClusterOptions, DataDir, Json, checked_address, checked_path, tls_of_environment
 from kvstore.cli.node.check import Settings, settings_of
 from kvstore.cli.output import as_json, as_table
 from kvstore.cli.own_command import data_dir_option, own_command
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 UNDRAIN_S = 60.0
 """Maximum seconds for a node to end its drain and open its replicas."""
-Where = tuple[Path, str | None, str | None]
-"""--data-dir, --zookeeper, --server."""
 
 
 def register(app: typer.Typer) -> None:
@@ -159,9 +157,7 @@ def run(
 
 def drain(
     node: Annotated[str, typer.Argument(help="Id of the node, for example n1")],
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     leads_only: Annotated[
         bool,
         typer.Option("--leads-only", help="Keep its replicas, because the node will be restarted or undrained soon"),
@@ -174,8 +170,8 @@ def drain(
     Use this to replace its machine. If no other server can take its replicas, they stay, the command says so, and the
     exit code is 1. `kvstore node undrain` undoes a drain.
     """
-    kept = "" if leads_only else _move_replicas_off(node, (data_dir, zookeeper, server), timeout)
-    handed_over = _hand_over(node, (data_dir, zookeeper, server), timeout, may_be_down=not leads_only and not kept)
+    kept = "" if leads_only else _move_replicas_off(node, cluster, timeout)
+    handed_over = _hand_over(node, cluster, timeout, may_be_down=not leads_only and not kept)
     if json:
         print(as_json({"node": node, "handed_over": handed_over, "replicas_left": kept or None}))
     else:
@@ -190,9 +186,7 @@ def drain(
 
 def undrain(
     node: Annotated[str, typer.Argument(help="Id of the node, for example n1")],
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Undo a drain, also one with --leads-only: the node may hold replicas and lead again.
@@ -204,8 +198,8 @@ def undrain(
     from kvstore.cli.ring_views import status_document, status_text
     from kvstore.proto.admin_pb2 import ChangeReplicasRequest
 
-    answer = change_replicas(ChangeReplicasRequest(undrain=node), data_dir, zookeeper, server)
-    said = _serve_again(node, (data_dir, zookeeper, server))
+    answer = change_replicas(ChangeReplicasRequest(undrain=node), cluster)
+    said = _serve_again(node, cluster)
     print(as_json({**status_document(answer), "node": said.name.lower()}) if json else status_text(answer))
     if not json:
         print(f"\n{node} {said.value}")
@@ -220,7 +214,7 @@ class _Undrained(Enum):
     OLD = "runs a release that accepts operations again only after a restart"
 
 
-def _move_replicas_off(node: str, where: Where, timeout_s: float) -> str:
+def _move_replicas_off(node: str, cluster: ClusterOptions, timeout_s: float) -> str:
     """Move all replicas off the node. Return "", or the reason why they cannot be moved."""
     from kvstore.cli.operation import reporting_interrupt
     from kvstore.cli.replicas import change_replicas, wait_until_empty
@@ -228,24 +222,24 @@ def _move_replicas_off(node: str, where: Where, timeout_s: float) -> str:
     from kvstore.proto.admin_pb2 import ChangeReplicasRequest
 
     try:
-        change_replicas(ChangeReplicasRequest(drain=node), *where)
+        change_replicas(ChangeReplicasRequest(drain=node), cluster)
     except InvalidRequest as error:
         if "no other server can take" in str(error):
             return str(error)
         raise
     with reporting_interrupt(f"interrupted; the replicas of {node} are still moving: see `kvstore ring status`"):
-        wait_until_empty(node, *where, timeout_s=timeout_s)
+        wait_until_empty(node, cluster, timeout_s=timeout_s)
     return ""
 
 
-def _hand_over(node: str, where: Where, timeout_s: float, *, may_be_down: bool) -> list[str]:
-    found = _address_or_none(node, where)
+def _hand_over(node: str, cluster: ClusterOptions, timeout_s: float, *, may_be_down: bool) -> list[str]:
+    found = _address_or_none(node, cluster)
     if found is None and not may_be_down:
         raise ConfigError(f"node {node!r} is not up")
     return _drain(found, timeout_s) if found else []
 
 
-def _address_or_none(node: str, where: Where) -> str | None:
+def _address_or_none(node: str, cluster: ClusterOptions) -> str | None:
     """Return the gRPC address of the node, or None if it is not up."""
     from kvstore.cli.cluster import Tools, with_tools
     from kvstore.errors import NoSuchNode
@@ -260,18 +254,18 @@ def _address_or_none(node: str, where: Where) -> str | None:
             return None
         return Member.decode(data).grpc
 
-    data_dir, zookeeper, server = where
-    return with_tools(data_dir, zookeeper, address, server)
+    cluster = cluster
+    return with_tools(cluster, address)
 
 
-def _serve_again(node: str, where: Where) -> _Undrained:
+def _serve_again(node: str, cluster: ClusterOptions) -> _Undrained:
     import grpc
 
     from kvstore.proto import admin_pb2, admin_pb2_grpc
     from kvstore.rpc.channels import open_channel
     from kvstore.rpc.status import from_rpc_error
 
-    address = _address_or_none(node, where)
+    address = _address_or_none(node, cluster)
     if not address:
         return _Undrained.DOWN
     with open_channel(address, tls_of_environment()) as channel:

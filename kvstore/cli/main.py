@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
+from kvstore.cli.cluster import with_options
 from kvstore.errors import NoSuchNode, StoreError
 
 BRANCHES = {
@@ -27,6 +28,8 @@ BRANCHES = {
     "partitions": ("partition",),
     "replicas": ("partition",),
     "even_replicas": ("partition",),
+    "intents": ("partition",),
+    "transactions": ("transaction",),
     "ledgers": ("ledger",),
     "bookies": ("bookie", "autorecovery"),
     "snapshots": ("snapshot",),
@@ -54,9 +57,12 @@ class _Commands(typer.core.TyperGroup):
 
 
 def branches_of(words: Sequence[str]) -> list[str]:
-    """Return the branches that a command line needs: one command's if the line begins with its name, otherwise all,
-    because help and errors need the whole tree. Loading all branches took a third of the time of a `get`."""
+    """Return the branches that a command line needs: one command's if the line begins with its name, none for the
+    version, otherwise all, because help and errors need the whole tree. Loading all branches took a third of the time
+    of a `get`."""
     first = words[0] if words else ""
+    if first == "--version":
+        return []
     return [name for name, begin in BRANCHES.items() if first in begin] or list(BRANCHES)
 
 
@@ -76,7 +82,18 @@ def build(branches: Iterable[str] = BRANCHES) -> typer.Typer:
         name = f"kvstore.cli.{branch}"
         if importlib.util.find_spec(name) is not None:
             importlib.import_module(name).register(app)
+    _give_options(app)
     return app
+
+
+def _give_options(app: typer.Typer) -> None:
+    """Give each command of the tree its options --data-dir, --metadata and --server."""
+    for command in app.registered_commands:
+        if command.callback is not None:
+            command.callback = with_options(command.callback)
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            _give_options(group.typer_instance)
 
 
 def _version(wanted: bool) -> None:
@@ -96,6 +113,7 @@ def _root(
 def main() -> None:
     """Run a command line. Exit codes: 0 success, also if the output pipe was closed; 1 refused or failed; 2 wrong
     usage; 130 interrupted."""
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # gRPC logs each failed handshake; errors report the last one
     try:
         build(branches_of(sys.argv[1:]))()
     except (StoreError, OSError, KeyboardInterrupt) as error:

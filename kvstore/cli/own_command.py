@@ -11,7 +11,7 @@ from pathlib import Path
 
 def how_to_start(data_dir: Path) -> str:
     """Return the command that starts the nodes of a local cluster that are down."""
-    return f"{own_command()} up{data_dir_option(data_dir)}"
+    return f"{own_command()} up --detach{data_dir_option(data_dir)}"
 
 
 def data_dir_option(data_dir: Path) -> str:

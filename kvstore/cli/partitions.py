@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvstore.cli.admin import TIMEOUT_S
-from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, confirm, with_tools
+from kvstore.cli.cluster import LOCAL, ClusterOptions, Json, Tools, confirm, with_tools
 from kvstore.cli.endpoints import config_of
 from kvstore.cli.output import as_json, as_table
 from kvstore.cli.ring import read_ring
@@ -39,9 +38,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(partition, name="partition")
 
 
-def list_partitions(
-    data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
-) -> None:
+def list_partitions(cluster: ClusterOptions = LOCAL, json: Json = False) -> None:
     """List all partitions: leader, epoch, replicas that are up, lag of the slowest replica, ledgers.
 
     While the metadata store is unavailable, servers report their last known state, and standard error says how old it
@@ -52,15 +49,13 @@ def list_partitions(
         ring = await read_ring(tools)
         return [await _details(tools, member) for _, member in sorted(ring.partitions.items())]
 
-    found = from_store_or_servers((data_dir, zookeeper, server), work, _reported)
+    found = from_store_or_servers(cluster, work, _reported)
     print(as_json(found) if json else as_table([_row(each) for each in found]))
 
 
 def show(
     partition: Annotated[str, typer.Argument(help="Id of the partition, for example p1")],
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Show a partition's replicas, each with its published sequence number, and its ledgers.
@@ -81,7 +76,7 @@ def show(
             raise InvalidRequest(f"no partition {partition!r}; expected one of {', '.join(sorted(found))}")
         return found[partition]
 
-    found = from_store_or_servers((data_dir, zookeeper, server), work, reported)
+    found = from_store_or_servers(cluster, work, reported)
     if json:
         print(as_json(found))
         return
@@ -93,9 +88,7 @@ def show(
         print("\n" + (as_table(found["ledgers"]) if found["ledgers"] else "no ledgers yet"))
 
 
-def pins(
-    data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
-) -> None:
+def pins(cluster: ClusterOptions = LOCAL, json: Json = False) -> None:
     """List all pins: what prevents logs from being trimmed, until when, and which servers keep state for pinned reads.
 
     Pins of jobs end at their deadline. Pins without a deadline end with the session that made them. A retired partition
@@ -115,21 +108,19 @@ def pins(
             "kept_by": list(pin.servers) if json else " ".join(pin.servers),
         }
 
-    found = list(map(row, list_pins(config_of(data_dir, zookeeper, server, TIMEOUT_S))))
+    found = list(map(row, list_pins(config_of(cluster, TIMEOUT_S))))
     print(as_json(found) if json else as_table(found) if found else "no pins")
 
 
 def unpin(
     pin: Annotated[str, typer.Argument(help="Id of the pin, as shown by `kvstore partition pins`")],
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Release a pin that a job has left behind. A job that still reads with it fails."""
     from kvstore.client.pinned import pins as pinned_pins
 
-    done = pinned_pins.unpin(config_of(data_dir, zookeeper, server, TIMEOUT_S), pin)
+    done = pinned_pins.unpin(config_of(cluster, TIMEOUT_S), pin)
     print(as_json({"pin": pin, "partitions": done}) if json else f"{pin} is released in {', '.join(done) or 'none'}")
 
 
@@ -137,9 +128,7 @@ def trust(
     partition: Annotated[str, typer.Argument(help="Id of the partition, for example p1")],
     replica: Annotated[str, typer.Option(help="Server whose copy is right")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation")] = False,
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Declare the copy of one replica right, if replicas differ and no majority agrees.
@@ -160,9 +149,9 @@ def trust(
         return {"partition": partition, "replica": replica, "seq": found.seq, "crc": found.crc}
 
     if not yes:
-        with_tools(data_dir, zookeeper, require_doubted, server)
+        with_tools(cluster, require_doubted)
         confirm(f"Trust {replica}'s copy of {partition}, and lose the data that only the other copies have")
-    done = with_tools(data_dir, zookeeper, work, server)
+    done = with_tools(cluster, work)
     said = f"{replica}'s copy of {partition} is right as of {done['seq']}; copies that differ are rebuilt"
     print(as_json(done) if json else said)
 

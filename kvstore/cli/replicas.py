@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvstore.cli.admin import POLL_S, OutageTolerance, ask_admin
-from kvstore.cli.cluster import DataDir, Json, ZooKeeper
-from kvstore.cli.endpoints import Server
+from kvstore.cli.cluster import LOCAL, ClusterOptions, Json
 from kvstore.cli.groups import group_of
 from kvstore.cli.operation import OperationId, asked_once, reporting_interrupt
 from kvstore.cli.output import as_json
@@ -34,19 +32,17 @@ def move_replica(
     wait: Annotated[bool, typer.Option(help="Wait until the new replica has replaced the old one")] = True,
     timeout: Annotated[float, typer.Option(help="Seconds to wait; the move continues after that", min=0)] = 600,
     operation: OperationId = "",
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Move a replica to another server. The new replica catches up from a snapshot and the log before it takes over."""
     from kvstore.proto.admin_pb2 import ChangeReplicasRequest
 
     request = ChangeReplicasRequest(partition=partition, newcomer=target, leaving=source, operation=operation)
-    answer = change_replicas(request, data_dir, zookeeper, server)
+    answer = change_replicas(request, cluster)
     if wait:
         with reporting_interrupt("interrupted; the replica is still moving: see `kvstore ring status`"):
-            answer, holders = wait_until_replaced(partition, target, data_dir, zookeeper, server, timeout_s=timeout)
+            answer, holders = wait_until_replaced(partition, target, cluster, timeout_s=timeout)
         if target not in holders:
             raise Unavailable(
                 f"the new replica on {target} was abandoned before it had caught up; "
@@ -55,33 +51,28 @@ def move_replica(
     print(as_json(status_document(answer)) if json else status_text(answer))
 
 
-def change_replicas(
-    request: admin_pb2.ChangeReplicasRequest, data_dir: Path, zookeeper: str | None, server: str | None
-) -> admin_pb2.RingStatusResponse:
+def change_replicas(request: admin_pb2.ChangeReplicasRequest, cluster: ClusterOptions) -> admin_pb2.RingStatusResponse:
     """Request the change. It is applied once, however often it is sent. Raises StoreError."""
     with asked_once(request, has_option=bool(request.newcomer)):
-        answer: admin_pb2.RingStatusResponse = ask_admin(
-            data_dir,
-            zookeeper,
-            server,
+        return ask_admin(
+            cluster,
             lambda stub, timeout_s: stub.ChangeReplicas(request, timeout=timeout_s),
             again=True,
         )
-    return answer
 
 
 def wait_until_replaced(
-    partition: str, newcomer: str, data_dir: Path, zookeeper: str | None, server: str | None, *, timeout_s: float
+    partition: str, newcomer: str, cluster: ClusterOptions, *, timeout_s: float
 ) -> tuple[admin_pb2.RingStatusResponse, list[str]]:
     """Wait until the newcomer is no longer catching up. Return the ring's status and the holders of the partition's
     replicas. Raises Unavailable after `timeout_s`."""
     deadline, tolerance = time.monotonic() + timeout_s, OutageTolerance()
 
     def ask() -> tuple[admin_pb2.RingStatusResponse, list[str]] | str:
-        answer = ring_status(data_dir, zookeeper, server)
+        answer = ring_status(cluster)
         if any((each.partition, each.newcomer) == (partition, newcomer) for each in answer.replacing):
             return f"the replica of {partition} on {newcomer} has not caught up"
-        return answer, replicas_of(partition, data_dir, zookeeper, server)
+        return answer, replicas_of(partition, cluster)
 
     while True:
         found = (
@@ -94,26 +85,23 @@ def wait_until_replaced(
         time.sleep(POLL_S)
 
 
-def replicas_of(partition: str, data_dir: Path, zookeeper: str | None, server: str | None) -> list[str]:
+def replicas_of(partition: str, cluster: ClusterOptions) -> list[str]:
     """Return the servers that hold the partition's replicas according to the ring."""
-    found = _ring(data_dir, zookeeper, server).partitions
+    found = _ring(cluster).partitions
     return [replica for each in found if each.id == partition for replica in each.replicas]
 
 
-def _ring(data_dir: Path, zookeeper: str | None, server: str | None) -> admin_pb2.RingResponse:
+def _ring(cluster: ClusterOptions) -> admin_pb2.RingResponse:
     from kvstore.proto.admin_pb2 import RingRequest
 
-    answer: admin_pb2.RingResponse = ask_admin(
-        data_dir, zookeeper, server, lambda stub, seconds: stub.Ring(RingRequest(), timeout=seconds)
-    )
-    return answer
+    return ask_admin(cluster, lambda stub, seconds: stub.Ring(RingRequest(), timeout=seconds))
 
 
-def wait_until_empty(node: str, data_dir: Path, zookeeper: str | None, server: str | None, *, timeout_s: float) -> None:
+def wait_until_empty(node: str, cluster: ClusterOptions, *, timeout_s: float) -> None:
     """Return when the ring places no replica on the node. Raises Unavailable after `timeout_s`."""
     deadline, tolerance = time.monotonic() + timeout_s, OutageTolerance()
     while True:
-        found = tolerance.poll(lambda: _ring(data_dir, zookeeper, server))
+        found = tolerance.poll(lambda: _ring(cluster))
         left = None if found is None else [each.id for each in found.partitions if node in each.replicas]
         if left is not None and not left:
             return

@@ -4,12 +4,11 @@ reported by nodes while the store is unavailable."""
 from __future__ import annotations
 
 from bisect import bisect_left
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper
+from kvstore.cli.cluster import LOCAL, ClusterOptions, Json, Tools
 from kvstore.cli.output import as_json, as_table
 from kvstore.cli.ring_changes import read_loads, register_changes
 from kvstore.cli.ring_views import loads_document
@@ -22,6 +21,7 @@ from kvstore.types import PartitionId, ServerId
 
 if TYPE_CHECKING:
     from kvstore.proto.admin_pb2 import ClusterReport
+    from kvstore.proto.admin_pb2_grpc import AdminStub
 
 HOT_SHOWN = 3
 LOADS_S = 2.0
@@ -38,9 +38,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(ring, name="ring")
 
 
-def show(
-    data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
-) -> None:
+def show(cluster: ClusterOptions = LOCAL, json: Json = False) -> None:
     """Show the partitions: state, leader, replicas, share of the hash space, operations per second, hottest keys.
 
     While the metadata store is unavailable, servers report their last known state, and standard error says how old it
@@ -62,8 +60,8 @@ def show(
         ]
         return {"version": ring.version, "partitions": partitions}
 
-    document = from_store_or_servers((data_dir, zookeeper, server), read, _reported)
-    loads = _loads(data_dir, zookeeper, server)
+    document = from_store_or_servers(cluster, read, _reported)
+    loads = _loads(cluster)
     for row in document["partitions"]:
         load = loads.get(row["id"])
         row["ops_per_s"] = round(load["ops_per_s"], 1) if load else None
@@ -99,26 +97,24 @@ def as_text(key: bytes) -> str:
     return text if len(text) <= KEY_SHOWN else f"{text[:KEY_SHOWN]}…"
 
 
-def _loads(data_dir: Path, zookeeper: str | None, server: str | None) -> dict[str, dict[str, Any]]:
+def _loads(cluster: ClusterOptions) -> dict[str, dict[str, Any]]:
     """Return the loads that leaders report; empty while no server is up."""
     try:
-        return {each["id"]: each for each in loads_document(read_loads(data_dir, zookeeper, server, LOADS_S))["loads"]}
+        return {each["id"]: each for each in loads_document(read_loads(cluster, LOADS_S))["loads"]}
     except StoreError:
         return {}
 
 
 def locate(
     key: Annotated[str, typer.Argument(help="The key, as UTF-8")],
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Show the token, the partition and the leader of a key"""
 
     token = token_of(key.encode("utf-8", "surrogateescape"))
 
-    def ask(stub: Any, timeout_s: float) -> dict[str, Any]:
+    def ask(stub: AdminStub, timeout_s: float) -> dict[str, Any]:
         from kvstore.proto.admin_pb2 import RingRequest
 
         ring = stub.Ring(RingRequest(), timeout=timeout_s)
@@ -130,7 +126,7 @@ def locate(
         partition = (await read_ring(tools)).owner_of(token)
         return {"token": token, "partition": partition, "leader": await _leader(tools, partition)}
 
-    found = by_servers_or_store((data_dir, zookeeper, server), ask, read)
+    found = by_servers_or_store(cluster, ask, read)
     print(as_json(found) if json else as_table([found]))
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvstore.cli.admin import POLL_S, TIMEOUT_S, OutageTolerance, ask_admin
-from kvstore.cli.cluster import DataDir, Json, ZooKeeper
-from kvstore.cli.endpoints import Server
+from kvstore.cli.cluster import LOCAL, ClusterOptions, Json
 from kvstore.cli.operation import OperationId, asked_once, reporting_interrupt
 from kvstore.cli.output import as_json
 from kvstore.cli.ring_views import (
@@ -53,9 +51,7 @@ def plan(
     replicas: Annotated[
         int, typer.Option(help="Replicas of each new partition; 0 means as many as others have", min=0, max=COUNT_MAX)
     ] = 0,
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Show what adding or removing partitions would move, and change nothing. Without options, show the balance of the
@@ -73,7 +69,7 @@ def plan(
         )
     elif remove:
         request.MergeFrom(ChangeRingRequest(action=ChangeRingRequest.REMOVE, partitions=remove))
-    answer, loads = change_ring(request, data_dir, zookeeper, server), read_loads(data_dir, zookeeper, server)
+    answer, loads = change_ring(request, cluster), read_loads(cluster)
     if json:
         print(as_json({**plan_document(answer), **loads_document(loads)}))
         return
@@ -97,9 +93,7 @@ def add(
     plan: Plan = "",
     operation: OperationId = "",
     wait: Wait = False,
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Add partitions. Each takes its share of the keys from the partitions that own most, while they are in use."""
@@ -116,7 +110,7 @@ def add(
         plan=plan,
         operation=operation,
     )
-    _plan_and_follow(request, data_dir, zookeeper, server, wait=wait, json=json)
+    _plan_and_follow(request, cluster, wait=wait, json=json)
 
 
 def remove(
@@ -125,9 +119,7 @@ def remove(
     plan: Plan = "",
     operation: OperationId = "",
     wait: Wait = False,
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Remove partitions. Their keys move to the others, then they retire. Their ids are never used again."""
@@ -136,7 +128,7 @@ def remove(
     request = ChangeRingRequest(
         action=ChangeRingRequest.REMOVE, partitions=partitions, dry_run=dry_run, plan=plan, operation=operation
     )
-    _plan_and_follow(request, data_dir, zookeeper, server, wait=wait, json=json)
+    _plan_and_follow(request, cluster, wait=wait, json=json)
 
 
 def move(
@@ -151,9 +143,7 @@ def move(
     plan: Plan = "",
     operation: OperationId = "",
     wait: Wait = False,
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Move a part of the ring to another partition"""
@@ -174,51 +164,41 @@ def move(
         plan=plan,
         operation=operation,
     )
-    _plan_and_follow(request, data_dir, zookeeper, server, wait=wait, json=json)
+    _plan_and_follow(request, cluster, wait=wait, json=json)
 
 
 def status(
     wait: Wait = False,
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Show moves in progress, and replicas that are being replaced"""
-    found = ring_status(data_dir, zookeeper, server)
+    found = ring_status(cluster)
     if wait and found.moves:
-        found = _follow(data_dir, zookeeper, server, quiet=json)
+        found = _follow(cluster, quiet=json)
     _show_status(found, json=json)
 
 
 def pause(
     operation: OperationId = "",
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Pause all moves. Nothing is lost; `kvstore ring resume` continues them."""
     from kvstore.proto.admin_pb2 import ChangeRingRequest
 
-    _steer(
-        ChangeRingRequest(action=ChangeRingRequest.PAUSE, operation=operation), data_dir, zookeeper, server, json=json
-    )
+    _steer(ChangeRingRequest(action=ChangeRingRequest.PAUSE, operation=operation), cluster, json=json)
 
 
 def resume(
     operation: OperationId = "",
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Resume paused moves"""
     from kvstore.proto.admin_pb2 import ChangeRingRequest
 
-    _steer(
-        ChangeRingRequest(action=ChangeRingRequest.RESUME, operation=operation), data_dir, zookeeper, server, json=json
-    )
+    _steer(ChangeRingRequest(action=ChangeRingRequest.RESUME, operation=operation), cluster, json=json)
 
 
 def cancel(
@@ -226,9 +206,7 @@ def cancel(
         list[int] | None, typer.Argument(help="Ids of moves; default: all that can be cancelled", min=1, max=2**63)
     ] = None,
     operation: OperationId = "",
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Cancel moves. Ranges that have already moved stay with their new owner. A partition that was being added and owns
@@ -236,7 +214,7 @@ def cancel(
     from kvstore.proto.admin_pb2 import ChangeRingRequest
 
     request = ChangeRingRequest(action=ChangeRingRequest.CANCEL, moves=moves, operation=operation)
-    _steer(request, data_dir, zookeeper, server, json=json)
+    _steer(request, cluster, json=json)
 
 
 def throttle(
@@ -247,9 +225,7 @@ def throttle(
         int | None, typer.Option(help="Maximum number of moves that each target copies at once", min=1, max=COUNT_MAX)
     ] = None,
     operation: OperationId = "",
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Limit the speed of moves"""
@@ -263,72 +239,53 @@ def throttle(
     request = ChangeRingRequest(
         action=ChangeRingRequest.THROTTLE, bytes_per_s=bytes_per_s, parallel=parallel, operation=operation
     )
-    _steer(request, data_dir, zookeeper, server, json=json)
+    _steer(request, cluster, json=json)
 
 
 # ── requests ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def change_ring(
-    request: admin_pb2.ChangeRingRequest, data_dir: Path, zookeeper: str | None, server: str | None
-) -> admin_pb2.ChangeRingResponse:
+def change_ring(request: admin_pb2.ChangeRingRequest, cluster: ClusterOptions) -> admin_pb2.ChangeRingResponse:
     """Make the change once. The request gets an id if it has none. Raises StoreError."""
-    if request.dry_run or request.action == request.LOOK:
-        answer: admin_pb2.ChangeRingResponse = ask_admin(
-            data_dir, zookeeper, server, lambda stub, timeout_s: stub.ChangeRing(request, timeout=timeout_s)
-        )
-        return answer
+    if request.dry_run or request.action == request.SHOW:
+        return ask_admin(cluster, lambda stub, timeout_s: stub.ChangeRing(request, timeout=timeout_s))
     with asked_once(request):
-        answer = ask_admin(
-            data_dir, zookeeper, server, lambda stub, timeout_s: stub.ChangeRing(request, timeout=timeout_s), again=True
-        )
+        answer = ask_admin(cluster, lambda stub, timeout_s: stub.ChangeRing(request, timeout=timeout_s), again=True)
     return answer
 
 
-def ring_status(data_dir: Path, zookeeper: str | None, server: str | None) -> admin_pb2.RingStatusResponse:
+def ring_status(cluster: ClusterOptions) -> admin_pb2.RingStatusResponse:
     """Return the status of the ring. Raises StoreError."""
     from kvstore.proto.admin_pb2 import RingStatusRequest
 
-    answer: admin_pb2.RingStatusResponse = ask_admin(
-        data_dir, zookeeper, server, lambda stub, timeout_s: stub.RingStatus(RingStatusRequest(), timeout=timeout_s)
-    )
-    return answer
+    return ask_admin(cluster, lambda stub, timeout_s: stub.RingStatus(RingStatusRequest(), timeout=timeout_s))
 
 
-def read_loads(
-    data_dir: Path, zookeeper: str | None, server: str | None, timeout_s: float = TIMEOUT_S
-) -> admin_pb2.LoadsResponse:
+def read_loads(cluster: ClusterOptions, timeout_s: float = TIMEOUT_S) -> admin_pb2.LoadsResponse:
     """Return the loads of the partitions. Raises StoreError."""
     from kvstore.proto.admin_pb2 import LoadsRequest
 
-    answer: admin_pb2.LoadsResponse = ask_admin(
-        data_dir, zookeeper, server, lambda stub, seconds: stub.Loads(LoadsRequest(), timeout=seconds), timeout_s
-    )
-    return answer
+    return ask_admin(cluster, lambda stub, seconds: stub.Loads(LoadsRequest(), timeout=seconds), timeout_s)
 
 
 def _plan_and_follow(
     request: admin_pb2.ChangeRingRequest,
-    data_dir: Path,
-    zookeeper: str | None,
-    server: str | None,
+    cluster: ClusterOptions,
     *,
     wait: bool,
     json: bool,
 ) -> None:
-    answer = change_ring(request, data_dir, zookeeper, server)
+    answer = change_ring(request, cluster)
     _show_plan(answer, json=json)
     if wait and not request.dry_run:
         with reporting_interrupt("interrupted; the moves continue: wait for them with `kvstore ring status --wait`"):
-            _follow(data_dir, zookeeper, server, quiet=json)
+            _follow(cluster, quiet=json)
 
 
-def _steer(
-    request: admin_pb2.ChangeRingRequest, data_dir: Path, zookeeper: str | None, server: str | None, *, json: bool
-) -> None:
-    answer = change_ring(request, data_dir, zookeeper, server)
+def _steer(request: admin_pb2.ChangeRingRequest, cluster: ClusterOptions, *, json: bool) -> None:
+    answer = change_ring(request, cluster)
     try:
-        found = ring_status(data_dir, zookeeper, server)
+        found = ring_status(cluster)
     except StoreError as error:
         done = f"the change is made as ring version {answer.version}, but no server reports the moves"
         print(f"kvstore: {done}: {error or type(error).__name__}", file=sys.stderr)
@@ -338,11 +295,11 @@ def _steer(
     _show_status(found, json=json)
 
 
-def _follow(data_dir: Path, zookeeper: str | None, server: str | None, *, quiet: bool) -> admin_pb2.RingStatusResponse:
+def _follow(cluster: ClusterOptions, *, quiet: bool) -> admin_pb2.RingStatusResponse:
     """Wait until no move is left. Return the status."""
     show, is_reported = _say if sys.stderr.isatty() and not quiet else _say_nothing, False
     tolerance = OutageTolerance()
-    while (found := tolerance.poll(lambda: ring_status(data_dir, zookeeper, server))) is None or found.moves:
+    while (found := tolerance.poll(lambda: ring_status(cluster))) is None or found.moves:
         if found is not None:
             if found.paused and not is_reported:
                 print(

@@ -1,4 +1,4 @@
-"""Runs `kvstore snapshot` jobs in a Spark session of their own, without Spark's output, and ends the session after an
+"""Runs `kvstore snapshot` jobs in their own Spark session, without Spark's output, and ends the session after an
 interrupt."""
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def in_session(
     niceness: int = NICENESS,
     defaults: Mapping[str, str] = SETTINGS,
 ) -> T:
-    """Run `job` in a Spark session of its own, end the session and return the result. Local processes get `niceness`.
+    """Run `job` in its own Spark session, end the session and return the result. Local processes get `niceness`.
     Raises ConfigError, and what `job` raises.
 
     The job runs in a thread, because Python raises interrupts in the main thread. An interrupt during a call to the JVM

@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from kvstore.cli.cluster import Tools, with_tools
+from kvstore.cli.cluster import ClusterOptions, Tools, with_tools
 from kvstore.cli.output import as_table
 from kvstore.cli.snapshot_options import UpTo
 from kvstore.errors import ConfigError, Corrupted, InvalidRequest, StoreError, Unavailable
@@ -64,7 +63,7 @@ def need_spark(*modules: str) -> None:
             raise ConfigError(f"{name} is not installed: {install_hint('node', 'spark')}{without}")
 
 
-def cluster_of(data_dir: Path, zookeeper: str | None, server: str | None) -> tuple[ClientConfig, str]:
+def cluster_of(cluster: ClusterOptions) -> tuple[ClientConfig, str]:
     """Return the client configuration and the instance id of the cluster. Raises ConfigError, Unavailable."""
     from kvstore.cli.endpoints import config_of
     from kvstore.client import Client
@@ -73,7 +72,7 @@ def cluster_of(data_dir: Path, zookeeper: str | None, server: str | None) -> tup
     async def instance(tools: Tools) -> str:
         return (await tools.store.get(paths.INSTANCE_ID))[0].decode()
 
-    config = config_of(data_dir, zookeeper, server, TIMEOUT_S)
+    config = config_of(cluster, TIMEOUT_S)
     try:
         with Client(replace(config, timeout_s=FIND_S)):
             pass
@@ -81,7 +80,7 @@ def cluster_of(data_dir: Path, zookeeper: str | None, server: str | None) -> tup
         raise Unavailable(
             f"no server of the cluster answers at {', '.join(config.endpoints)} ({error}); check `kvstore status`"
         ) from None
-    return config, with_tools(data_dir, zookeeper, instance, server)
+    return config, with_tools(cluster, instance)
 
 
 def base_or_none(store: SnapshotStore, parent: str | None, instance: str, or_full: bool) -> Manifest | None:
@@ -116,7 +115,7 @@ def report_full_instead(why: StoreError) -> None:
     print(f"kvstore: taking a full snapshot instead: {why}", file=sys.stderr)
 
 
-def record(manifest: Manifest, folder: Location, data_dir: Path, zookeeper: str | None, server: str | None) -> None:
+def record(manifest: Manifest, folder: Location, cluster: ClusterOptions) -> None:
     """Record the snapshot in the metadata store, for the servers' snapshot age. An error does not affect the
     snapshot."""
     from kvstore.meta.snapshots import SnapshotRecord, record_snapshot
@@ -135,7 +134,7 @@ def record(manifest: Manifest, folder: Location, data_dir: Path, zookeeper: str 
         await record_snapshot(tools.store, manifest.id, reporting_errors)
 
     try:
-        with_tools(data_dir, zookeeper, tell, server)
+        with_tools(cluster, tell)
     except StoreError as error:
         print(
             f"kvstore: {folder} is complete, but could not be recorded in the cluster, so "

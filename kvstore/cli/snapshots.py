@@ -6,13 +6,12 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvstore.cli import snapshot_tools as tools
-from kvstore.cli.cluster import DataDir, Json, Server, ZooKeeper
+from kvstore.cli.cluster import LOCAL, ClusterOptions, Json
 from kvstore.cli.output import as_json, as_table
 from kvstore.cli.snapshot_options import (
     At,
@@ -80,9 +79,7 @@ def create(
     nice: Nice = tools.NICENESS,
     master: Master = tools.AUTO,
     conf: Conf = None,
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Take a snapshot that is consistent within each partition, while the store is in use.
@@ -100,9 +97,9 @@ def create(
     from kvstore.spark.snapshots import create as job
     from kvstore.spark.snapshots.planning import SnapshotRequest
 
-    cluster, instance = tools.cluster_of(data_dir, zookeeper, server)
+    config, instance = tools.cluster_of(cluster)
     wanted = SnapshotRequest(
-        cluster=cluster,
+        cluster=config,
         instance=instance,
         parent=tools.base_or_none(store, parent, instance, or_full) if parent or incremental else None,
         compression=compression,
@@ -112,11 +109,11 @@ def create(
     )
     began = time.monotonic()
     with tools.reporting_errors(tools.how_to_continue(pin_minutes)), tools.Bar() as progress:
-        hold = partial(tools.hold, cluster, store.root, hold_hours)
+        hold = partial(tools.hold, config, store.root, hold_hours)
         take = partial(_take, store, progress, hold, master, conf, nice)
         manifest = job.or_full(take, wanted, tools.report_full_instead) if or_full else take(wanted)
     folder, seconds = store.folder(manifest.id), round(time.monotonic() - began, 1)
-    tools.record(manifest, folder, data_dir, zookeeper, server)
+    tools.record(manifest, folder, cluster)
     document = {**tools.document(manifest), "path": str(folder), "seconds": seconds}
     print(as_json(document) if json else f"{folder}: {tools.sentence(manifest)}, {seconds} s")
 
@@ -205,9 +202,7 @@ def verify(
     nice: Nice = tools.NICENESS,
     master: Master = tools.AUTO,
     conf: Conf = None,
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Verify every file, page and row of a snapshot and of those that it builds on. Needs a cluster only with --store.
@@ -228,7 +223,7 @@ def verify(
             problems = list(verify.problems_of(store, chain, counted))
         found = None
         if against_store and not problems:
-            cluster, instance = tools.cluster_of(data_dir, zookeeper, server)
+            config, instance = tools.cluster_of(cluster)
 
             is_origin = instance == chain[-1].cluster and cut == chains.Cut()
 
@@ -237,11 +232,11 @@ def verify(
 
                 progress("comparing with the store", 0, None)
                 if is_origin:
-                    return compare.against_origin(tables, store, chain, cluster, show)
-                return compare.against_restored(tables, store, chain, cut, cluster, show)
+                    return compare.against_origin(tables, store, chain, config, show)
+                return compare.against_restored(tables, store, chain, cut, config, show)
 
             with tools.Bar() as progress:
-                small = partial(tools.is_small, chain, (cluster, instance) if is_origin else None)
+                small = partial(tools.is_small, chain, (config, instance) if is_origin else None)
                 found = with_tables(compared, small, master, conf, progress, nice)
     view = tools.verdict_document(chain, problems, found) if json else tools.verdict(chain, problems, found)
     print(as_json(view) if json else view)
@@ -260,9 +255,7 @@ def restore(
     nice: Nice = tools.NICENESS,
     master: Master = tools.AUTO,
     conf: Conf = None,
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Load a snapshot into a cluster with any number of partitions. Keys get new versions and keep their expiry times.
@@ -273,7 +266,7 @@ def restore(
     from kvstore.spark.snapshots import restore, verify
 
     store, chain, cut = tools.chosen(where, wanted, at, position, of_one_cluster=True)
-    cluster, _ = tools.cluster_of(data_dir, zookeeper, server)
+    config, _ = tools.cluster_of(cluster)
     began = time.monotonic()
     names = [each.id for each in chain]
     with tools.reporting_errors("run it again, with --merge"), store.reading(names), tools.Bar() as progress:
@@ -282,7 +275,7 @@ def restore(
                 store, chain, tools.ProgressCounter(progress, "checking", sum(len(each.files) for each in chain))
             )
         done = with_tables(
-            lambda tables: restore.restore(tables, store, chain, cut, cluster, into_filled=merge, progress=progress),
+            lambda tables: restore.restore(tables, store, chain, cut, config, into_filled=merge, progress=progress),
             partial(tools.is_small, chain),
             master,
             conf,

@@ -5,14 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from json import JSONDecodeError, dumps, loads
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvstore.cli.cluster import DataDir, Json, ZooKeeper
+from kvstore.cli.cluster import LOCAL, ClusterOptions, Json
 from kvstore.cli.data import as_bytes, exact
-from kvstore.cli.endpoints import Server, config_of
+from kvstore.cli.endpoints import config_of
 from kvstore.cli.output import printable
 
 if TYPE_CHECKING:
@@ -45,9 +44,7 @@ def watch(
         int, typer.Option(help="Number of changes after which the command ends; 0 means never", min=0)
     ] = 0,
     keys_only: Annotated[bool, typer.Option("--keys-only", help="Print no values")] = False,
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Print each put and delete as it happens, once and in order, also across failures and moves.
@@ -56,7 +53,7 @@ def watch(
     --from to continue without gaps.
     """
     print_changes(
-        config_of(data_dir, zookeeper, server, TIMEOUT_S),
+        config_of(cluster, TIMEOUT_S),
         key=as_bytes(key) if key is not None else None,
         prefix=as_bytes(prefix),
         start=start,
@@ -140,4 +137,6 @@ def line_of(change: Change) -> str:
         shown |= {**exact("value", change.item.value), "created": change.item.created}
         if change.item.expires_ms:
             shown["expires_ms"] = change.item.expires_ms
+    if change.transaction:
+        shown |= {"transaction": change.transaction, "transaction_keys": change.transaction_keys}
     return dumps({**shown, "time_ms": change.time_ms}, ensure_ascii=False)

@@ -1,11 +1,13 @@
 """The client library: AsyncClient for asyncio, Client for everything else."""
 
 from kvstore.client.aio.client import AsyncClient
-from kvstore.client.aio.typed import AsyncTypedClient
+from kvstore.client.aio.transaction import AsyncTransaction
+from kvstore.client.aio.typed import AsyncTypedClient, AsyncTypedTransaction
 from kvstore.client.aio.watch import AsyncWatch
 from kvstore.client.blocking.client import Client
 from kvstore.client.blocking.stored import StoredMapping
-from kvstore.client.blocking.typed import TypedClient
+from kvstore.client.blocking.transaction import Transaction
+from kvstore.client.blocking.typed import TypedClient, TypedTransaction
 from kvstore.client.blocking.watch import Watch
 from kvstore.client.core.batch import Batch
 from kvstore.client.core.codecs import Codec, Layout, TypedItem, TypedReplaced, bytes_codec, json_codec, typed_codec
@@ -16,7 +18,9 @@ from kvstore.client.feed import FeedReader, PartitionFeed
 
 __all__ = [
     "AsyncClient",
+    "AsyncTransaction",
     "AsyncTypedClient",
+    "AsyncTypedTransaction",
     "AsyncWatch",
     "Batch",
     "Change",
@@ -34,9 +38,11 @@ __all__ = [
     "Replaced",
     "StoredMapping",
     "Token",
+    "Transaction",
     "TypedClient",
     "TypedItem",
     "TypedReplaced",
+    "TypedTransaction",
     "Watch",
     "bytes_codec",
     "json_codec",

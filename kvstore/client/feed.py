@@ -2,7 +2,7 @@
 
 A reader keeps one sequence for each partition and requests the changes behind it. Nothing is lost or duplicated while
 it continues from the `next` of each page. `Client.watch` does all of this by itself; this module is for readers that
-keep positions in a place of their own.
+keep positions in their own place.
 
     with FeedReader("kv://host:7401") as feed:
         for each in feed.positions():
@@ -28,6 +28,7 @@ from kvstore.errors import (
     ConfigError,
     InvalidRequest,
     NotAuthenticated,
+    OtherCluster,
     OutcomeUnknown,
     Retryable,
     StoreError,
@@ -239,14 +240,14 @@ class FeedReader:
         return response.deadline_ms
 
     def _learn(self, cluster: str) -> None:
-        """Remember the cluster of the first answer. Raises Unavailable for another cluster, where the same positions
+        """Remember the cluster of the first answer. Raises OtherCluster for another cluster, where the same positions
         are other changes."""
         if not cluster:
             return
         with self._lock:
             self._identity = self._identity or cluster
         if cluster != self._identity:
-            raise Unavailable(
+            raise OtherCluster(
                 f"{cluster!r} is another cluster: expected a server of {self._identity!r}; check the addresses"
             )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -193,6 +193,18 @@ def _moved(found: ClusterFile, offset: int) -> ClusterFile:
     nodes = tuple(replace(place, pid=node.pid) for place, node in zip(places, found.nodes, strict=True))
     address = _own_store(found.store.kind, offset) if found.own_zookeeper else found.zookeeper
     return replace(found, nodes=nodes, zookeeper=address, port_offset=offset)
+
+
+def free_offset(cluster: ClusterFile, is_free: Callable[[str], bool]) -> int | None:
+    """Return the lowest large offset with which `is_free` returns True for every port of the cluster, or None."""
+    for offset in range(OFFSET_LARGE_MIN, OFFSET_LARGE_MAX + 1, 100):
+        moved = _moved(cluster, offset)
+        needed = list(listeners(moved, {node.id for node in moved.nodes}))
+        if moved.own_zookeeper:
+            needed += store_listeners(moved)
+        if all(is_free(address) for _, address in needed):
+            return offset
+    return None
 
 
 def addresses(cluster: ClusterFile, node: NodePlace) -> Iterator[Setting]:

@@ -369,8 +369,11 @@ class LocalCluster:
             self._start_ended()
             if time.monotonic() > deadline:
                 said = refusal(node.http, "/clusterz", secure)
+                why = (
+                    f", it reports: {said}" if said else f" and answers nothing; if it hangs, run `kill -9 {node.pid}`"
+                )
                 raise Unavailable(
-                    f"node {node.id} is not ready after {timeout_s:g} s{said and f', it reports: {said}'}; see "
+                    f"node {node.id} is not ready after {timeout_s:g} s{why}; see "
                     f"`kvstore status --data-dir {self.data_dir}` and {self.data_dir}/logs/{node.id}.log"
                 )
             time.sleep(POLL_S)
@@ -440,7 +443,7 @@ class LocalCluster:
             if time.monotonic() < deadline:
                 time.sleep(POLL_S)  # one of our processes may have been killed a moment ago
                 continue
-            raise ConfigError(taken_message(taken))
+            raise ConfigError(taken_message(taken, layout.free_offset(cluster, is_free)))
 
 
 def text_after(path: Path, size: int) -> str:

@@ -53,12 +53,27 @@ def python_of(address: str, secure: SecureFolder | None = None) -> str | None:
 
 
 def unsettled(address: str, secure: SecureFolder | None = None) -> tuple[str, str]:
-    """Return two temporary conditions after a start of the node at the address: why the cluster's version is below what
-    the node supports, and why the node is not sure of its clock. Each is empty if there is none, or without a reply."""
+    """Return two temporary conditions after a start of the node at the address: why the cluster's version, or that of a
+    log which the node leads, is below what the node supports, and why the node is not sure of its clock. Each is empty
+    if there is none, or without a reply."""
     page = _first_page(address, secure)
     date = page.get("date")
     doubt = date.get("doubt") if isinstance(date, dict) else None
-    return _text(page.get("cluster_version_waits_for")), _text(doubt)
+    return _text(page.get("cluster_version_waits_for")) or _logs_behind(page), _text(doubt)
+
+
+# docs/protocol.md V4
+def _logs_behind(page: dict[str, object]) -> str:
+    """Return which logs that the node leads are not written by the cluster's version yet; empty if there are none."""
+    version, replicas = page.get("cluster_version"), page.get("partitions")
+    if not isinstance(version, int) or not isinstance(replicas, dict):
+        return ""
+    behind = [
+        name
+        for name, replica in sorted(replicas.items())
+        if replica.get("role") == "serving" and replica.get("log_version", version) < version
+    ]
+    return f"the logs of {', '.join(behind)} follow within seconds" if behind else ""
 
 
 def _first_page(address: str, secure: SecureFolder | None) -> dict[str, object]:

@@ -20,10 +20,11 @@ def is_free(address: str) -> bool:
     return True
 
 
-def taken_message(taken: Sequence[str]) -> str:
-    """Return the error for taken ports, each as `host:port (what)`. The kernel may have given one of them to an
-    outgoing connection; then no listening process shows up in `ss -ltn`."""
-    text = f"taken by another process: {', '.join(taken)}; choose other ports with --port-offset, for example 20000"
+def taken_message(taken: Sequence[str], free_offset: int | None) -> str:
+    """Return the error for taken ports, each as `host:port (what)`. It names the offset if one is free. The kernel may
+    have given one of the ports to an outgoing connection; then no listening process shows up in `ss -ltn`."""
+    advice = f", for example {free_offset}" if free_offset is not None else ""
+    text = f"taken by another process: {', '.join(taken)}; choose other ports with --port-offset{advice}"
     outgoing = outgoing_ports()
     if any(int(each.partition(" ")[0].rpartition(":")[2]) in outgoing for each in taken):
         text += (

@@ -7,6 +7,10 @@ the network with the most of them is closed. When the handshake slots run out, a
 its network has fewer slots than another: then it displaces the oldest of that one. So unauthenticated peers of one
 network, or of many, keep out neither clients elsewhere nor the nodes of the cluster.
 
+Slots bound how many peers wait at a time, and allowances (kvstore/env/allowance.py) bound the time that the event loop
+spends on them: networks that have not authenticated begin few handshakes a second, and few of their connections a
+second displace others.
+
 The kernel assigns the lowest free descriptor, so a high number means that all lower ones are taken. Connections with
 such numbers are closed, and the numbers above stay free for files. If the process or the machine has no descriptor
 left, nothing is accepted for a while.
@@ -24,6 +28,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
+from kvstore.env.allowance import Allowance
 from kvstore.env.dns.names import NAMES
 from kvstore.env.networks import KnownNetworks, network_of
 from kvstore.env.nursery import TaskNursery
@@ -50,13 +55,21 @@ HANDSHAKE_SURE_S = 1.0
 """Time for which a handshake keeps its slot however many connections of its own network wait, in seconds. On a busy
 machine 64 handshakes take some hundred milliseconds. If the oldest was displaced earlier, nearly finished handshakes
 would be, and hardly one of a thousand clients would get in."""
+UNKNOWN_PER_S, UNKNOWN_SAVED = 10, 20
+"""Handshakes of one port that begin in a second for unknown networks, and the maximum number of saved ones. A handshake
+takes 0.5 to 1.1 ms of the event loop, so at four ports they are a twentieth of its time. Handshakes after which a
+client authenticates do not count."""
 BEGUN_MAX, BEGUN_S = 4, 0.005
 """Maximum number of handshakes of one port that begin within BEGUN_S seconds. Each takes a signature: if all slots were
 assigned in one turn of the event loop, everything else in it would wait for all of them."""
-CLOSED_MAX, CLOSED_REST_S = 4, 0.02
-"""After closing CLOSED_MAX waiting connections for newcomers the port accepts nothing for CLOSED_REST_S seconds, and
-newcomers wait in the kernel. Otherwise peers that reconnect as fast as they are closed would take the event loop from
-clients: with 32 in place of 2, clients had a third of the answers under attack, and newcomers got in no sooner."""
+CLOSED_MAX, CLOSED_REST_S = 8, 0.02
+"""After closing CLOSED_MAX connections for lack of waiting slots the port accepts nothing for CLOSED_REST_S seconds,
+and newcomers wait in the kernel. Otherwise peers that reconnect as fast as they are closed would take the event loop
+from clients. With 4, clients and probes from known networks waited in the kernel for 300 ms behind these peers."""
+DISPLACING_PER_S, DISPLACING_SAVED = 20, 20
+"""Connections of unknown networks that may displace a waiting one in a second, although others of their network wait at
+the port, and the maximum number of saved ones. Further connections of such networks are closed at once, which takes a
+third of the time."""
 REST_S = 0.1
 """Pause of accepting when there is no capacity, in seconds."""
 FILES_SHARE, FILES_MAX = 4, 1024
@@ -82,6 +95,8 @@ class Accepted:
     """Connections that were closed for lack of descriptors."""
     plain: int = 0
     """Connections without TLS on ports that prefer it."""
+    unknown_handshakes: int = 0
+    """Handshakes that began for networks that had not authenticated."""
 
 
 class Carrier(Protocol):
@@ -131,6 +146,10 @@ class Acceptor:
         self._waiting: Shares[socket.socket] = Shares(self._known)
         """Connections whose client has not sent its whole hello, or that wait for a handshake slot."""
         self._handshakes: Shares[socket.socket] = Shares(self._known)
+        self._allowance = Allowance(self._known, UNKNOWN_PER_S, UNKNOWN_SAVED)
+        """Handshakes that begin."""
+        self._displacing = Allowance(self._known, DISPLACING_PER_S, DISPLACING_SAVED)
+        """Connections that displace waiting ones although others of their network wait."""
         self._turns: dict[socket.socket, _Turn] = {}
         """Waiting connections that are ready for their handshake, the oldest first."""
         self._next_turns: asyncio.TimerHandle | None = None
@@ -201,13 +220,28 @@ class Acceptor:
         if not self._expects_tls:
             self._nursery.spawn(self._hand_over(sock, network), name="connection")
             return False
+        is_full = len(self._waiting) >= waiting_max()
+        if is_full and not self._may_displace(network):
+            self._accepted.gave_way += 1
+            sock.close()
+            return True
         self._accepted.opening += 1
         self._waiting.add(sock, network)
         self._nursery.spawn(self._hand_over(sock, network), name="connection")
-        if len(self._waiting) <= waiting_max():
-            return False
-        self._displace(self._waiting.first_to_go())
-        return True
+        if is_full:
+            self._displace(self._waiting.first_to_go())
+        return is_full
+
+    def _may_displace(self, network: str) -> bool:
+        """Return True if a connection from a network may displace a waiting one. It may if the network is known or has
+        no waiting connection. Otherwise it uses up one unit of the allowance, if one is left."""
+        if network in self._known or not self._waiting.count(network):
+            return True
+        now = self._loop.time()
+        is_left = self._displacing.is_left(now)
+        if is_left:
+            self._displacing.take(network, now)
+        return is_left
 
     def _displace(self, sock: socket.socket | None) -> None:
         """End a connection before or in its handshake as if its client had. Its task is not cancelled: the handshake
@@ -276,7 +310,8 @@ class Acceptor:
             raise ConnectionResetError("the connection was displaced")
         turn = _Turn(network, self._loop.create_future())
         self._turns[sock] = turn
-        if len(self._handshakes) < HANDSHAKES_MAX or self._handshakes.displaced_by(network) is not None:
+        has_slot = len(self._handshakes) < HANDSHAKES_MAX or self._handshakes.displaced_by(network) is not None
+        if has_slot and (network in self._known or self._allowance.is_left(self._loop.time())):
             self._give_turns()
         else:  # earlier connections have no turn either, and checking all of them each time would be costly
             self._give_turns_later()
@@ -288,9 +323,11 @@ class Acceptor:
 
     def _give_turns(self) -> None:
         """Begin the handshakes that may begin: first those of known networks and of few others, then of networks with
-        the fewest slots."""
+        the fewest slots, and among those of the network whose last handshake began first."""
         while self._turns and self._begun < BEGUN_MAX:
-            sock = next(iter(self._turns)) if len(self._turns) == 1 else min(self._turns, key=self._order)
+            sock = self._next_or_none()
+            if sock is None:
+                return self._give_turns_later()
             if len(self._handshakes) >= HANDSHAKES_MAX:
                 displaced = self._handshakes.displaced_by(self._turns[sock].network) or self._overdue()
                 if displaced is None:
@@ -299,6 +336,8 @@ class Acceptor:
             turn = self._turns.pop(sock)
             self._waiting.discard(sock)
             self._handshakes.add(sock, turn.network, self._loop.time())
+            self._allowance.take(turn.network, self._loop.time())
+            self._accepted.unknown_handshakes += turn.network not in self._known
             self._begun += 1
             if self._begun == 1:
                 self._loop.call_later(BEGUN_S, self._begin_more)
@@ -306,12 +345,20 @@ class Acceptor:
                 turn.come.set_result(None)
         return None
 
+    def _next_or_none(self) -> socket.socket | None:
+        """Return the connection whose handshake is next, or None if the networks of all of them have to wait."""
+        if self._allowance.is_left(self._loop.time()):
+            return min(self._turns, key=self._order)
+        known = [sock for sock, turn in self._turns.items() if turn.network in self._known]
+        return min(known, key=self._order, default=None)
+
     def _begin_more(self) -> None:
         self._begun = 0
         self._give_turns()
 
-    def _order(self, sock: socket.socket) -> tuple[bool, int]:
-        return self._handshakes.order_of(self._turns[sock].network)
+    def _order(self, sock: socket.socket) -> tuple[bool, int, float]:
+        network = self._turns[sock].network
+        return *self._handshakes.order_of(network), self._allowance.last(network)
 
     def _overdue(self) -> socket.socket | None:
         """Return the oldest handshake of the fullest network if its guaranteed time is over."""
@@ -320,10 +367,10 @@ class Acceptor:
         return oldest if self._loop.time() - self._handshakes.since(oldest) >= HANDSHAKE_SURE_S else None
 
     def _give_turns_later(self) -> None:
-        """Try again when the oldest handshake's guaranteed time is over. A handshake that ends frees its slot
-        sooner."""
+        """Try again when the allowance has grown or the oldest handshake's guaranteed time is over. A handshake that
+        ends frees its slot sooner."""
         if self._next_turns is None and not self._is_closed:
-            self._next_turns = self._loop.call_later(HANDSHAKE_SURE_S / 8, self._give_turns_again)
+            self._next_turns = self._loop.call_later(1 / UNKNOWN_PER_S, self._give_turns_again)
 
     def _give_turns_again(self) -> None:
         self._next_turns = None

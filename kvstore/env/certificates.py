@@ -18,7 +18,7 @@ from kvstore.env.tls import Tls
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 5.0
+CHECK_S = 5.0
 """Interval at which the files are checked, in seconds."""
 WARN_S = 30 * 86_400.0
 """Remaining validity of a certificate at the first warning, in seconds."""
@@ -49,7 +49,7 @@ class Certificates:
         """Call `changed` each time new files are in use."""
         self._changed.append(changed)
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Load the files if they have changed, and return True if they were loaded. Errors in the files are logged."""
         stamp = self._stamped()
         if stamp == self._stamp:

@@ -34,7 +34,7 @@ OWN = "kvstore"
 LOUD = ("kazoo",)
 """Libraries whose INFO lines nobody needs."""
 LOGGERS_SET_MAX = 64
-"""Maximum number of loggers with a level of their own."""
+"""Maximum number of loggers with their own level."""
 
 
 def _structlog() -> Any:
@@ -98,7 +98,7 @@ class Output:
         if not is_there(logger):
             raise ValueError(f"no logger {logger[:100]!r} here; expected a module or package, for example {OWN}.wal")
         if level and logger not in self._set and len(self._set) >= LOGGERS_SET_MAX:
-            raise ValueError(f"{LOGGERS_SET_MAX} loggers have levels of their own; reset one of them first")
+            raise ValueError(f"{LOGGERS_SET_MAX} loggers have their own level; reset one of them first")
         if level:
             self._set[logger] = level
         else:

@@ -18,12 +18,18 @@ class KnownNetworks:
 
     def __init__(self) -> None:
         self._networks: dict[str, None] = {}
+        self.added = 0
+        """Number of networks that have become known."""
+        self.clients_authenticate = True
+        """False while access control is off: then the networks of clients do not become known, and listeners must not
+        treat clients as unauthenticated peers."""
 
     def __contains__(self, network: str) -> bool:
         return network in self._networks
 
     def note(self, network: str) -> None:
         """Remember a network, as `network_of` or `address_of` names it."""
+        self.added += network not in self._networks
         self._networks.pop(network, None)
         self._networks[network] = None
         if len(self._networks) > NETWORKS_MAX:

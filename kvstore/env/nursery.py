@@ -21,12 +21,12 @@ async def shielded(work: Awaitable[T]) -> T:
     Python 3.14 on, asyncio.shield reports a later error to the loop's exception handler.)"""
     future = asyncio.ensure_future(work)
     if not future.done():
-        future.add_done_callback(_look_at)
+        future.add_done_callback(_retrieve_error)
         await asyncio.wait((future,))
     return future.result()
 
 
-def _look_at(future: asyncio.Future[Any]) -> None:
+def _retrieve_error(future: asyncio.Future[Any]) -> None:
     """Retrieve the error, so that asyncio does not report it as never retrieved."""
     if not future.cancelled():
         future.exception()

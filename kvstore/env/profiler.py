@@ -32,7 +32,7 @@ Stack = tuple[str, tuple[CodeType, ...]]
 class StackCount:
     """How often a stack was sampled, and the processor time of its thread up to these samples."""
 
-    looks: int = 0
+    samples: int = 0
     cpu_ns: int = 0
 
 
@@ -41,7 +41,7 @@ class Profile:
     """Stacks that were sampled in `took_s` seconds."""
 
     stacks: dict[Stack, StackCount] = field(default_factory=dict)
-    looks: int = 0
+    samples: int = 0
     took_s: float = 0.0
 
 
@@ -115,9 +115,9 @@ def _sample(profile: Profile, before: dict[int, int], *, is_first: bool = False)
         if stack not in profile.stacks and len(profile.stacks) >= STACKS_MAX:
             stack = (OTHERS, ())
         seen = profile.stacks.setdefault(stack, StackCount())
-        seen.looks += 1
+        seen.samples += 1
         seen.cpu_ns += passed
-    profile.looks += not is_first
+    profile.samples += not is_first
 
 
 def _cpu_ns(thread: int) -> int:

@@ -1,7 +1,7 @@
 """The cluster's secret, by which its nodes authenticate each other. Anyone who has it can pass for a node.
 
 A file of lines, each with 64 hexadecimal digits, that only its owner may read. The first line is the current secret.
-Further lines are accepted besides it, while nodes change to another one. Each purpose uses a key of its own that is
+Further lines are accepted besides it, while nodes change to another one. Each purpose uses its own key that is
 derived from the secret, so that no use reveals anything to another.
 """
 

@@ -19,7 +19,7 @@ log = logging.getLogger("kvstore.slow")
 KEPT = 256
 PER_SECOND_MAX = 20
 """Maximum number of notes that are kept and written in one second; further ones are counted."""
-Place = Literal["door", "waiting", "link", "leader"]
+Place = Literal["endpoint", "waiting", "link", "leader"]
 
 
 class Slow(NamedTuple):
@@ -114,7 +114,7 @@ class SlowLog:
         return found[:count]
 
     def statistics(self) -> dict[str, int]:
-        places: tuple[Place, ...] = ("door", "waiting", "link", "leader")
+        places: tuple[Place, ...] = ("endpoint", "waiting", "link", "leader")
         return {**{f"slow_{at}_total": self._counts[at] for at in places}, "slow_left_out_total": self._left_out}
 
 

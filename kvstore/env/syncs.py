@@ -40,7 +40,7 @@ class Syncs(Protocol):
 
 
 class ThreadSyncs:
-    """Syncs by threads, with threads of its own for each device, so that a device that hangs does not delay another
+    """Syncs by threads, with its own threads for each device, so that a device that hangs does not delay another
     one. While the event loop is busy without a pause, reports can be late by many milliseconds, because the thread
     needs the interpreter. `sys.setswitchinterval` bounds that in part."""
 

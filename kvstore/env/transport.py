@@ -121,6 +121,7 @@ class TcpTransport:
             "connections_refused_total": accepted.refused,
             "connections_plain_total": accepted.plain,
             "connections_plain_calls_total": self._plain_calls,
+            "handshakes_unknown_total": accepted.unknown_handshakes,
         }
 
     async def connect(

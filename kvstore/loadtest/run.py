@@ -84,7 +84,7 @@ def run_locust(
     # A shell starts background jobs with SIGINT ignored, and Locust would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # A session of its own: a terminal's Ctrl-C reaches Locust only through us, and only once.
+    # A separate session: a terminal's Ctrl-C reaches Locust only through us, and only once.
     process = subprocess.Popen(command, start_new_session=True, stdout=output, stderr=output)
     try:
         return process.wait()

@@ -26,10 +26,10 @@ from kvstore.meta.store import Create, Delete, MetadataStore, SessionState, ensu
 log = logging.getLogger(__name__)
 pause = asyncio.sleep
 
-LOOK_AGAIN_S = 30.0
+CHECK_S = 30.0
 RETRY_S = 0.2
 """Delay before a retry, in seconds. It is also the first delay after the keeper has replaced the node of another
-session. That delay doubles up to LOOK_AGAIN_S, because a live process with the same name on another machine would
+session. That delay doubles up to CHECK_S, because a live process with the same name on another machine would
 also replace the node."""
 _ATTEMPTS_MAX = 8
 
@@ -88,14 +88,14 @@ class KeptEphemeral:
         self._hint.set()  # for changes before the watch was set
         try:
             while True:
-                if not await wait_within(self._hint, LOOK_AGAIN_S):
+                if not await wait_within(self._hint, CHECK_S):
                     self._pause_s = RETRY_S
                 self._hint.clear()
                 await self._try_once()
                 if self._has_replaced:
                     self._has_replaced = False
                     await pause(self._pause_s)
-                    self._pause_s = min(2 * self._pause_s, LOOK_AGAIN_S)
+                    self._pause_s = min(2 * self._pause_s, CHECK_S)
         finally:
             watch.close()
 
@@ -120,7 +120,7 @@ class KeptEphemeral:
                     await ensure_path(self._store, paths.parent(self._path))
                 except VersionConflict:
                     continue
-            raise MetadataError(f"{self._path} changes as fast as it is written")
+            raise MetadataError(f"{self._path} was changed by another process during each attempt to write it")
 
     async def _place(self, data: bytes) -> None:
         try:

@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 
 from kvstore.errors import Corrupted
 from kvstore.proto.bookkeeper_metadata_pb2 import LedgerMetadataFormat
+from kvstore.proto.varint import varint
 from kvstore.types import (
     NO_ENTRY,
     BookieId,
@@ -39,7 +40,7 @@ _IN_RECOVERY_V1 = -102
 def encode(metadata: LedgerMetadata) -> bytes:
     """Encode ledger metadata in format version 3."""
     body = _to_message(metadata).SerializeToString(deterministic=True)
-    return b"%s%d\n%s%s" % (_HEADER, VERSION, _varint(len(body)), body)
+    return b"%s%d\n%s%s" % (_HEADER, VERSION, varint(len(body)), body)
 
 
 def decode(ledger: LedgerId, data: bytes) -> LedgerMetadata:
@@ -57,15 +58,6 @@ def decode(ledger: LedgerId, data: bytes) -> LedgerMetadata:
         return _from_message(ledger, reader(body))
     except (ValueError, DecodeError, text_format.ParseError, RecursionError) as error:
         raise Corrupted(f"ledger {ledger}: metadata of version {version} is malformed: {error}") from error
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
 
 
 def _read_delimited(body: bytes) -> LedgerMetadataFormat:

@@ -53,7 +53,7 @@ class LedgerStore:
                 await ensure_path(self._store, paths.parent(path))  # or it was removed as empty meanwhile
             except NodeExists:
                 return await self._version_of_own(metadata)
-        raise MetadataError(f"ledger {metadata.ledger}: its parent nodes vanish as fast as they are made")
+        raise MetadataError(f"ledger {metadata.ledger}: its parent nodes were deleted during each attempt to create it")
 
     async def _version_of_own(self, metadata: LedgerMetadata) -> int:
         try:

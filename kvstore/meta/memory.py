@@ -11,6 +11,7 @@ from kvstore.errors import MetadataUnavailable
 from kvstore.meta import paths
 from kvstore.meta.memory_tree import MemoryTree
 from kvstore.meta.store import Change, Delete, MetadataHistory, SessionState, SetData, Stat, Watch
+from kvstore.meta.watch_call import WatchCall
 
 __all__ = ["MemoryStore", "MemoryTree"]
 
@@ -95,7 +96,7 @@ class MemoryStore:
         self._change(SessionState.CONNECTED)
         for watch in list(self._watches):
             watch.arm()
-            watch.deliver_soon()
+            watch.call_soon()
 
     def forget(self, watch: _MemoryWatch) -> None:
         if watch in self._watches:
@@ -127,13 +128,12 @@ class Generations:
 
 
 class _MemoryWatch:
-    """A standing watch, made of the tree's one-shot watches. It rearms at each event, and merges calls that have not
-    been delivered yet."""
+    """A standing watch, made of the tree's one-shot watches. It rearms at each event."""
 
     def __init__(self, store: MemoryStore, path: str, changed: Callable[[], None]) -> None:
-        self._store, self._path, self._changed = store, path, changed
-        self._context = contextvars.copy_context()
-        self._is_closed = self._is_scheduled = False
+        self._store, self._path = store, path
+        self._is_closed = False
+        self.call_soon = WatchCall(changed, lambda: not self._is_closed).call_soon
 
     def close(self) -> None:
         self._is_closed = True
@@ -144,18 +144,8 @@ class _MemoryWatch:
         self._store.tree.disarm(self._path, self._fire)
         self._store.tree.arm(self._path, self._fire)
 
-    def deliver_soon(self) -> None:
-        if not self._is_scheduled:
-            self._is_scheduled = True
-            asyncio.get_running_loop().call_soon(self._deliver, context=self._context)
-
     def _fire(self) -> None:
         if self._is_closed or self._store.state is not SessionState.CONNECTED:
             return  # `resume` arms again and calls
         self.arm()
-        self.deliver_soon()
-
-    def _deliver(self) -> None:
-        self._is_scheduled = False
-        if not self._is_closed:
-            self._changed()
+        self.call_soon()

@@ -170,7 +170,7 @@ class Transaction:
                 self._present(change.path, change.version)
 
     def _create(self, change: Create) -> None:
-        if self._look(change.path) is not None:
+        if self._node_or_none(change.path) is not None:
             raise NodeExists(change.path)
         above = paths.parent(change.path)
         if self._present(above, -1).owner:
@@ -187,11 +187,11 @@ class Transaction:
         self._writable(paths.parent(change.path), -1).children.remove(change.path.rpartition("/")[2])
         self.touched[change.path] = None
 
-    def _look(self, path: str) -> TreeNode | None:
+    def _node_or_none(self, path: str) -> TreeNode | None:
         return self.touched[path] if path in self.touched else self._nodes.get(path)
 
     def _present(self, path: str, version: int) -> TreeNode:
-        node = self._look(path)
+        node = self._node_or_none(path)
         if node is None:
             raise NoSuchNode(path)
         if version not in (-1, node.version):

@@ -43,6 +43,8 @@ HIGH_WATER = "/high-water"
 """Each node's high-water mark."""
 VERSION = "/version"
 """The cluster version: features that all of its servers support."""
+PIN_NUMBER = "/pin-number"
+"""The number of the last pin that was taken."""
 OLDER_COPY = "/older-copy"
 """Exists if a node has found that this store is an older copy of itself. The data give the reason."""
 
@@ -53,6 +55,7 @@ SHORT_LEDGER_MAX = 2**31 - 2
 """Largest ledger id whose path has ten digits. Paths of larger ids have nineteen digits."""
 LEDGER_MAX = 2**63 - 1
 
+_NO_PARTS = frozenset(("", ".", ".."))
 _SHORT = re.compile(r"(\d{2})/(\d{4})/L(\d{4})")
 _LONG = re.compile(r"(\d{3})/(\d{4})/(\d{4})/(\d{4})/L(\d{4})")
 _MARK = re.compile(r"urL(\d{10,19})")
@@ -225,5 +228,5 @@ def join(directory: str, name: str) -> str:
 def check(path: str) -> None:
     """Raise ValueError unless `path` is absolute and has no empty parts, no dots as parts and no slash at its end."""
     first, *parts = path.split("/")
-    if path != "/" and (first or not parts or any(part in ("", ".", "..") or "\0" in part for part in parts)):
+    if path != "/" and (first or not parts or "\0" in path or not _NO_PARTS.isdisjoint(parts)):
         raise ValueError(f"expected an absolute path like /a/b, got {path!r}")

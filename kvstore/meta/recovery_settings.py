@@ -112,7 +112,7 @@ class RecoverySettings:
                 with suppress(NodeExists):
                     await self._store.create(path, data)
                     return
-        raise MetadataError(f"{path} changes as fast as it is written")
+        raise MetadataError(f"{path} was changed by another process during each attempt to write it")
 
 
 def _decoded(decode: Callable[..., int], data: bytes, path: str) -> int:

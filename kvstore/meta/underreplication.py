@@ -125,7 +125,7 @@ class Underreplication:
                 return
             with suppress(NoSuchNode):  # or it was removed as empty meanwhile
                 await ensure_path(self._store, paths.parent(path))
-        raise MetadataError(f"{path}: its parent nodes vanish as fast as they are made")
+        raise MetadataError(f"{path}: its parent nodes were deleted during each attempt to create it")
 
     async def get(self, ledger: LedgerId) -> LedgerMark | None:
         """Return the ledger's mark, which may be slightly old, or None if the ledger has no mark."""

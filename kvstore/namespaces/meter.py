@@ -55,6 +55,15 @@ class Meter:
         if namespace is not None:
             self._add(UsageStep(key, namespace, -1, -len(key) - old_bytes))
 
+    def give_back(self, key: bytes, value_bytes: int | None, old_bytes: int | None) -> None:
+        """Record that a write that was recorded will not take place: of a value of `value_bytes`, or of a delete if it
+        is None. `old_bytes` is the size of the value that stays, or None if the key stays absent. Never refused."""
+        namespace = self._book.find(key)
+        if namespace is not None:
+            had = 0 if old_bytes is None else len(key) + old_bytes
+            has = 0 if value_bytes is None else len(key) + value_bytes
+            self._add(UsageStep(key, namespace, (old_bytes is not None) - (value_bytes is not None), had - has))
+
     # docs/protocol.md N4
     def expiry_ms(self, key: bytes, now_ms: int) -> int:
         """Return the time in ms at which a record expires if its write sets no expiry of its own; 0 if it never

@@ -46,7 +46,7 @@ class PartitionConfig:
 
     lease_ms: Annotated[int, between(0, LEASE_MS_MAX)] = 400
     """Duration of the read lease in milliseconds: how long the leader may answer reads after it first sent an entry
-    that was acknowledged. 0 disables leases, so that every read waits for an append of its own."""
+    that was acknowledged. 0 disables leases, so that every read waits for its own append."""
     hidden_pause_ms: Annotated[int, between(0, LEASE_MS_MAX)] = 250
     """Longest pause of a leader's machine, in milliseconds within one lease, that its clock may fail to show. A new
     leader waits this much longer before it serves. Has no effect without leases."""
@@ -55,7 +55,7 @@ class PartitionConfig:
     `entry_bytes_max` must not exceed 32 MiB."""
     entry_bytes_max: Annotated[int, between(1 << 10, ENTRY_BYTES_LIMIT)] = 256 << 10
     """Maximum number of bytes of keys and values in one entry, and of the effects evaluated into it. A single larger
-    operation has an entry of its own and may exceed this limit."""
+    operation has its own entry and may exceed this limit."""
     queue_items_max: Annotated[int, between(1, COUNT_MAX)] = 32_768
     """Maximum number of operations that wait at a leader; further operations are refused. The default holds twice the
     operations of 1,000 connections with 16 operations each."""

@@ -35,6 +35,7 @@ from kvstore.partition.election.trials import CHECKS, Investigations
 from kvstore.partition.election.upkeep import ReplicaUpkeep, flush
 from kvstore.partition.leading import queries
 from kvstore.partition.leading.answers import NextTurnDelivery, Redirect
+from kvstore.partition.leading.held import is_undecided
 from kvstore.partition.leading.leader import Leader
 from kvstore.partition.moves.import_driver import Means
 from kvstore.partition.moves.mover import Mover
@@ -43,11 +44,13 @@ from kvstore.partition.pinning import Pinning
 from kvstore.partition.ports import Peers
 from kvstore.partition.state.commands import NOT_NOW, Level, NotNow, Op, Sink
 from kvstore.partition.state.engine import Engine
+from kvstore.partition.state.intents import Intent
 from kvstore.partition.state.move_records import Founded
 from kvstore.partition.state.scope import ELSEWHERE, bound, scope
 from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import NOTHING, Tokens, spans_of
-from kvstore.partition.state.traits import KEYLESS, LEVEL_AT, SEQ_AT
+from kvstore.partition.state.traits import KEYLESS
+from kvstore.partition.transactions.ports import Participants
 from kvstore.partition.versioning import Versioning
 from kvstore.ring import Rings
 from kvstore.types import LedgerMetadata, PartitionId, Seq, ServerId
@@ -80,10 +83,12 @@ class Partition:
         redirect: Redirect | None = None,
         known_versions: versions.Versions = versions.FIXED,
         book: Book | None = None,
+        participants: Participants | None = None,
     ) -> None:
         """All partitions of a server share `turns` and `book`, the server's record of namespace usage. Without `rings`,
         nothing determines what the partition owns, and no ranges move. `redirect` receives operations on keys that the
-        partition does not own."""
+        partition does not own, and `participants` reaches the leaders of other partitions. Without it, no transaction
+        may have keys of several partitions."""
         self.id = partition
         self._nursery = env.nursery.child(f"partition {partition}")
         server_env, env = env, replace(env, nursery=self._nursery)
@@ -99,6 +104,7 @@ class Partition:
             *(replicas, self._note_leader, turns, self._leader_of, self._trials),
         )
         self._redirect, self._on_leader, self._rings, self._book = redirect, on_leader, rings, book
+        self._participants = participants
         self._assigned_at, self._assigned_tokens = -1, NOTHING
         self._source = Source(env, partition, self.state, self._leading, FREEZE_S)
         pins = Pins(store, LedgerLists(store))
@@ -142,7 +148,9 @@ class Partition:
         await self._nursery.close()
         self._source.keep(())  # a running count would keep the engine's files open
         await flush(self.state)
-        if not keep_pins:
+        if keep_pins:
+            self._peers.serve(self.id, self._answer_about_decisions)
+        else:
             self.close_state()
 
     async def withdraw(self) -> None:
@@ -171,6 +179,7 @@ class Partition:
 
     def close_state(self) -> None:
         """Close the state, its engine and its pinned views."""
+        self._peers.forget(self.id)
         self.state.pinned_views.close()
         self._engine.close()
 
@@ -205,11 +214,16 @@ class Partition:
         if self._book is not None:
             leader.usage.join(self._book)
         if self._rings is None or self.state.ownership.is_founded:
-            return await leader.start(None, self._redirect)
+            return await leader.start(None, self._redirect, self._participants)
         ring = self._rings.ring
         if self.id not in ring.partitions:
             raise Unavailable(f"partition {self.id} is not in ring version {ring.version}")
-        await leader.start(Founded(spans_of(ring, self.id)), self._redirect)
+        founded = Founded(spans_of(ring, self.id))
+        await leader.start(founded, self._redirect, self._participants, self._versioning.raised)
+
+    def raise_log_version(self) -> None:
+        """Raise the version of the log soon, because the cluster's version has risen."""
+        self._versioning.wake()
 
     @property
     def _assigned(self) -> Tokens | None:
@@ -227,13 +241,13 @@ class Partition:
         of level SESSION or STALE itself, and refuses all other operations with NotLeader."""
         leader = self._replica.leader
         for op in ops:
-            if op[0] in KEYLESS:
+            if op.code in KEYLESS:
                 ops = self._bound(ops)
                 break
         if leader is not None and leader.serving:
             return leader.submit(ops, sink, tokens)
         for op, token in zip(ops, tokens, strict=True):
-            if _level_of(op) >= Level.SESSION:
+            if op.level >= Level.SESSION:
                 result = self._answer_here(op)
                 if result.__class__ is Moved and self._redirect is not None:
                     self._redirect(op, sink, token, result)
@@ -255,7 +269,7 @@ class Partition:
     def _bound(self, ops: Sequence[Op]) -> Sequence[Op]:
         """Limit operations without a key to the tokens that the ring gives to the partition."""
         assigned = self._assigned
-        return ops if assigned is None else [bound(op, assigned) if op[0] in KEYLESS else op for op in ops]
+        return ops if assigned is None else [bound(op, assigned) if op.code in KEYLESS else op for op in ops]
 
     def redirect_moved(self) -> None:
         """Redirect waiting operations whose keys now belong to another partition. Operations that arrive later are
@@ -270,6 +284,15 @@ class Partition:
             return None
         counted = self._replica.leader.statistics()
         return counted["answers"], counted["mutations"]
+
+    def abandon(self, intents: Sequence[Intent], sink: Sink) -> None:
+        """Declare the transactions of these intents aborted, although their home cannot say so: an operator knows that
+        it is lost for good. The sink receives one result for each intent, with its place as the token. Raises NotLeader
+        if this replica does not lead."""
+        leader = self._leading()
+        if leader is None or leader.transactor is None:
+            raise NotLeader(self.id)
+        leader.transactor.abandon(intents, sink)
 
     def statistics(self) -> dict[str, Any]:
         """Return the replica's statistics, for an operator."""
@@ -319,12 +342,13 @@ class Partition:
             return Unavailable(f"partition {self.id}: {self._trials.why}")
         if self._is_behind_start:
             return NotCaughtUp(f"partition {self.id}: this replica has not caught up with the others since it started")
-        at = SEQ_AT.get(op[0])
-        wanted = op[at] if at is not None and _level_of(op) == Level.SESSION else 0
+        wanted = op.seq if op.level == Level.SESSION else 0
         if state.seq < wanted:
             return NotCaughtUp(f"partition {self.id}: expected sequence {wanted} applied, got {state.seq}")
-        if _level_of(op) == Level.SESSION and state.seq < _owned_seq(self._rings, self.id):
+        if op.level == Level.SESSION and state.seq < _owned_seq(self._rings, self.id):
             return NotCaughtUp(f"partition {self.id}: a range that moved to it has not arrived here yet")
+        if op.level == Level.SESSION and is_undecided(state, op):
+            return NotCaughtUp(f"partition {self.id}: a transaction on the key is not resolved here yet")
         tokens = scope(op, state.ownership.owned)
         if tokens is None or _is_ahead_of_ring(self._rings, self.state):
             return ELSEWHERE
@@ -370,6 +394,13 @@ class Partition:
             return await self._pinning.answer(method, body)
         return await self._replica.answer(server, method, body)
 
+    # docs/protocol.md K5, Tx13
+    async def _answer_about_decisions(self, server: ServerId, method: str, body: bytes) -> bytes:
+        """Answer other servers after `stop(keep_pins=True)`."""
+        if method != pinning.DECIDED:
+            raise NotLeader(self.id)
+        return await self._pinning.answer(method, body)
+
     async def _install_snapshot(self) -> None:
         """Replace the state by another replica's. Raises StoreError if no replica's state could be installed."""
         try:
@@ -404,13 +435,6 @@ def _routed(body: bytes) -> int:
     if len(body) != ROUTED_BYTES:
         raise InvalidRequest(f"expected a version of {ROUTED_BYTES} bytes, got {len(body)}")
     return int.from_bytes(body, "big")
-
-
-def _level_of(op: Op) -> int:
-    """Return the level of a read; a mutation counts as linearizable."""
-    at = LEVEL_AT.get(op[0])
-    level: int = Level.LINEARIZABLE if at is None else op[at]
-    return level
 
 
 def _known_ledgers(replica: Replica) -> tuple[Sequence[ListedLedger], LedgerMetadata] | None:

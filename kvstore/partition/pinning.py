@@ -16,6 +16,7 @@ from kvstore.partition.in_time import in_time
 from kvstore.partition.leading.leader import Leader
 from kvstore.partition.state import pinned_scan
 from kvstore.partition.state.engine import ViewClosed
+from kvstore.partition.state.internal import Attempt
 from kvstore.partition.state.marks import MarkRecord
 from kvstore.partition.state.pinned_views import PinnedView
 from kvstore.partition.state.state import ReplicaState
@@ -25,13 +26,15 @@ from kvstore.wal.pins import Pins
 
 log = logging.getLogger(__name__)
 
-TAKE, RENEW, RELEASE, TELL = "pin-take", "pin-renew", "pin-release", "pin-tell"
+TAKE, RENEW, RELEASE, TELL, DECIDED = "pin-take", "pin-renew", "pin-release", "pin-tell", "pin-decided"
 EXPIRE_S, IDLE_S = 1.0, 5.0
 """Seconds between two checks of the deadlines of views, and between two checks whether there are any views. Each
 request for a view and each MARK checks the deadlines first."""
 GIVEN_BACK_S = 10.0
 """Seconds between two checks of whether the views of a replica are still wanted."""
-METHODS = frozenset((TAKE, RENEW, RELEASE, TELL))
+METHODS = frozenset((TAKE, RENEW, RELEASE, TELL, DECIDED))
+NUMBERED_SINCE = 3
+"""The first cluster version in which pins have numbers (docs/protocol.md Tx13)."""
 
 
 class PinRequest(NamedTuple):
@@ -40,6 +43,26 @@ class PinRequest(NamedTuple):
     pin: str = ""
     ttl_ms: int = 0
     split_bytes: int = 0
+    number: int = 0
+    """The number of the pin (docs/protocol.md Tx13)."""
+
+
+class AskedIntent(NamedTuple):
+    """An intent in a pinned view, whose outcome its reader asks for."""
+
+    home: bytes
+    attempt: Attempt
+    key: bytes
+    seq: int
+
+
+class DecidedRequest(NamedTuple):
+    """A question to a replica that keeps a pin: which of these intents are committed at the pin. The answer has one
+    element for each intent: True or False, or None if the partition did not own the home key at the pin."""
+
+    pin: str
+    number: int
+    intents: list[AskedIntent]
 
 
 class PinnedState(NamedTuple):
@@ -53,6 +76,8 @@ class PinnedState(NamedTuple):
     bytes: int
     split_tokens: list[int]
     deadline_ms: int
+    intents: int = 0
+    """Number of keys that intents change if they are committed."""
 
 
 class HeldPin(NamedTuple):
@@ -66,8 +91,21 @@ class HeldPin(NamedTuple):
 request_of = msgspec.msgpack.Decoder(PinRequest).decode
 pinned_state_of = msgspec.msgpack.Decoder(PinnedState).decode
 deadline_of = msgspec.msgpack.Decoder(int).decode
+_decided_request_of = msgspec.msgpack.Decoder(DecidedRequest).decode
+decided_of = msgspec.msgpack.Decoder(list[bool | None]).decode
 held_pins_of = msgspec.msgpack.Decoder(list[HeldPin]).decode
 encode = msgspec.msgpack.Encoder().encode
+
+
+def encode_request(asked: PinRequest) -> bytes:
+    """Encode a request. The number is omitted if it is 0, because servers of cluster version 2 do not know it."""
+    return encode(asked if asked.number else asked[:-1])
+
+
+def encode_state(state: PinnedState) -> bytes:
+    """Encode the answer to a TAKE. The number of intents is omitted if it is 0, because servers of cluster version 2 do
+    not know it."""
+    return encode(state if state.intents else state[:-1])
 
 
 class Pinning:
@@ -127,12 +165,14 @@ class Pinning:
         return await in_time(self._answer(method, body), self._partition, method)
 
     async def _answer(self, method: str, body: bytes) -> bytes:
+        if method == DECIDED:
+            return encode(self._decided(body))
         try:
             asked = request_of(body)
         except msgspec.DecodeError as error:
             raise InvalidRequest(f"expected a request about pins, got {body[:64].hex()}: {error}") from error
         if method == TAKE:
-            return encode(await self._take(asked))
+            return encode_state(await self._take(asked))
         if method == RENEW:
             return encode(await self._renew(asked))
         if method == RELEASE:
@@ -140,6 +180,20 @@ class Pinning:
         if method == TELL:
             return encode([HeldPin(held.pin, held.position, held.deadline_ms) for held in self.held()])
         raise InvalidRequest(f"expected one of {', '.join(sorted(METHODS))}, got {method!r}")
+
+    # docs/protocol.md Tx13
+    def _decided(self, body: bytes) -> list[bool | None]:
+        """Return the outcomes of intents, by the decisions that this replica's view of the pin contains. Raises
+        NoSuchPin."""
+        try:
+            pin, number, intents = _decided_request_of(body)
+        except msgspec.DecodeError as error:
+            raise InvalidRequest(f"expected intents of a pin, got {body[:64].hex()}: {error}") from error
+        if self._state.is_suspect:
+            raise NoSuchPin(f"partition {self._partition}: the replica at this server may be damaged")
+        self.held()
+        view = self._state.pinned_views.numbered(pin, number)
+        return [view.outcome(*each) for each in intents]
 
     def held(self) -> list[PinnedView]:
         """Return the views whose deadline has not passed."""
@@ -176,11 +230,12 @@ class Pinning:
 
     async def _take(self, asked: PinRequest) -> PinnedState:
         self._lead()
+        self._check_number(asked.number)
         self._state.pinned_views.expire(self._env.clock.passed_ms())
         self._state.pinned_views.check_capacity(asked.pin)
         deadline_ms = self._deadline(asked.ttl_ms)
         await self._hold_log(asked.pin, deadline_ms)
-        position = await self._lead().append_record(MarkRecord(asked.pin, deadline_ms, takes=True))
+        position = await self._lead().append_record(MarkRecord(asked.pin, deadline_ms, True, asked.number))
         self.taken += 1
         held = self._state.pinned_views.taken(asked.pin, position)
         size, split_tokens = pinned_scan.sizes(held, await self._samples(held), asked.split_bytes)
@@ -194,7 +249,19 @@ class Pinning:
             size,
             split_tokens,
             deadline_ms,
+            len(held.intents),
         )
+
+    # docs/protocol.md Tx13
+    def _check_number(self, number: int) -> None:
+        """Raise Unavailable unless a pin has a number exactly if the log can contain transactions. The versions of the
+        log and of the server that takes the pin follow the cluster's within seconds."""
+        version = self._state.log_version
+        if (version >= NUMBERED_SINCE) != (number > 0):
+            raise Unavailable(
+                f"partition {self._partition}: expected a pin for a log of cluster version {version}, got one with "
+                f"number {number}; take it again"
+            )
 
     async def _samples(self, held: PinnedView) -> list[pinned_scan.Sample]:
         """Sample the view, yielding to the event loop between samples because each may read a large value."""

@@ -18,7 +18,7 @@ class Peers(Protocol):
         that the handler raised."""
         ...
 
-    def unheard_s(self, server: ServerId) -> float | None:
+    def silent_s(self, server: ServerId) -> float | None:
         """Return for how many seconds this server has received nothing from the other one, although it tried. None if
         it receives from it, has not tried, or has itself just been paused. Causes no traffic while the link is
         alive."""

@@ -44,9 +44,15 @@ class Versioning:
     def start(self) -> None:
         self._env.nursery.spawn(self._follow(), name=f"{self._partition} log version")
 
+    @property
+    def raised(self) -> LogVersion | None:
+        """The record that raises the log to the cluster's version, or None if the log is there."""
+        wanted = self._versions.cluster
+        return LogVersion(wanted, versions.release_for(wanted)) if self._state.log_version < wanted else None
+
     def wake(self) -> None:
-        """Check the version at once, because the leader has changed and rows that move to a new log may wait for its
-        version."""
+        """Check the version at once, because the cluster's version has risen, or because the leader has changed and
+        rows that move to a new log may wait for its version."""
         self._lead_changed.set()
 
     async def _follow(self) -> None:
@@ -57,12 +63,12 @@ class Versioning:
             await self._raise()
 
     async def _raise(self) -> None:
-        leader, wanted = self._leading(), self._versions.cluster
-        if leader is None or self._state.log_version >= wanted:
+        leader, record = self._leading(), self.raised
+        if leader is None or record is None:
             return
         try:
-            await leader.append_record(LogVersion(wanted, versions.release_for(wanted)))
+            await leader.append_record(record)
         except StoreError as error:
             log.info("partition=%s log version stays at %d: %r", self._partition, self._state.log_version, error)
         else:
-            log.info("partition=%s log version raised to %d", self._partition, wanted)
+            log.info("partition=%s log version raised to %d", self._partition, record.version)

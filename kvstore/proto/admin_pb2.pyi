@@ -262,9 +262,9 @@ class ProfileResponse(_message.Message):
 
     STACKS_FIELD_NUMBER: _builtins.int
     FRAMES_FIELD_NUMBER: _builtins.int
-    LOOKS_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
     TOOK_S_FIELD_NUMBER: _builtins.int
-    looks: _builtins.int
+    samples: _builtins.int
     took_s: _builtins.float
     @_builtins.property
     def stacks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProfileStack]:
@@ -279,12 +279,12 @@ class ProfileResponse(_message.Message):
         *,
         stacks: _abc.Iterable[Global___ProfileStack] | None = ...,
         frames: _abc.Iterable[_builtins.str] | None = ...,
-        looks: _builtins.int = ...,
+        samples: _builtins.int = ...,
         took_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["frames", b"frames", "looks", b"looks", "stacks", b"stacks", "took_s", b"took_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frames", b"frames", "samples", b"samples", "stacks", b"stacks", "took_s", b"took_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -296,10 +296,10 @@ class ProfileStack(_message.Message):
 
     THREAD_FIELD_NUMBER: _builtins.int
     FRAMES_FIELD_NUMBER: _builtins.int
-    LOOKS_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
     CPU_US_FIELD_NUMBER: _builtins.int
     thread: _builtins.str
-    looks: _builtins.int
+    samples: _builtins.int
     """Number of samples in which the thread had this stack."""
     cpu_us: _builtins.int
     """Microseconds of processor time that the thread used up to these samples, each since the previous one."""
@@ -312,12 +312,12 @@ class ProfileStack(_message.Message):
         *,
         thread: _builtins.str = ...,
         frames: _abc.Iterable[_builtins.int] | None = ...,
-        looks: _builtins.int = ...,
+        samples: _builtins.int = ...,
         cpu_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_us", b"cpu_us", "frames", b"frames", "looks", b"looks", "thread", b"thread"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_us", b"cpu_us", "frames", b"frames", "samples", b"samples", "thread", b"thread"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1001,7 +1001,7 @@ class ChangeRingRequest(_message.Message):
 
     class _ActionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[ChangeRingRequest._Action.ValueType], _builtins.type):
         DESCRIPTOR: _descriptor.EnumDescriptor
-        LOOK: ChangeRingRequest._Action.ValueType  # 0
+        SHOW: ChangeRingRequest._Action.ValueType  # 0
         """Proposes nothing; returns how balanced the ring is."""
         ADD: ChangeRingRequest._Action.ValueType  # 1
         REMOVE: ChangeRingRequest._Action.ValueType  # 2
@@ -1012,7 +1012,7 @@ class ChangeRingRequest(_message.Message):
         THROTTLE: ChangeRingRequest._Action.ValueType  # 7
 
     class Action(_Action, metaclass=_ActionEnumTypeWrapper): ...
-    LOOK: ChangeRingRequest.Action.ValueType  # 0
+    SHOW: ChangeRingRequest.Action.ValueType  # 0
     """Proposes nothing; returns how balanced the ring is."""
     ADD: ChangeRingRequest.Action.ValueType  # 1
     REMOVE: ChangeRingRequest.Action.ValueType  # 2
@@ -2234,6 +2234,7 @@ class CopiesReport(_message.Message):
     LACKING_FOREIGN_FIELD_NUMBER: _builtins.int
     AT_RISK_FIELD_NUMBER: _builtins.int
     AWAY_FIELD_NUMBER: _builtins.int
+    AT_RISK_FOREIGN_FIELD_NUMBER: _builtins.int
     age_s: _builtins.float
     """Seconds since the ledgers were last counted."""
     ledgers: _builtins.int
@@ -2248,6 +2249,8 @@ class CopiesReport(_message.Message):
     lacking_foreign: _builtins.int
     at_risk: _builtins.int
     """Ledgers with an entry that has fewer copies on registered bookies than an ack quorum."""
+    at_risk_foreign: _builtins.int
+    """Those of `at_risk` that no partition of this cluster writes."""
     @_builtins.property
     def away(self) -> _containers.RepeatedCompositeFieldContainer[Global___AwayBookie]:
         """Unregistered bookies that ledgers name."""
@@ -2263,10 +2266,11 @@ class CopiesReport(_message.Message):
         lacking_foreign: _builtins.int = ...,
         at_risk: _builtins.int = ...,
         away: _abc.Iterable[Global___AwayBookie] | None = ...,
+        at_risk_foreign: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "at_risk", b"at_risk", "away", b"away", "foreign", b"foreign", "lacking", b"lacking", "lacking_foreign", b"lacking_foreign", "ledgers", b"ledgers", "unreadable", b"unreadable"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "at_risk", b"at_risk", "at_risk_foreign", b"at_risk_foreign", "away", b"away", "foreign", b"foreign", "lacking", b"lacking", "lacking_foreign", b"lacking_foreign", "ledgers", b"ledgers", "unreadable", b"unreadable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2559,18 +2563,18 @@ class RepairReport(_message.Message):
 
     ENABLED_FIELD_NUMBER: _builtins.int
     MARKED_FIELD_NUMBER: _builtins.int
-    MENDING_FIELD_NUMBER: _builtins.int
+    REPAIRING_FIELD_NUMBER: _builtins.int
     UNREADABLE_FIELD_NUMBER: _builtins.int
-    MENDED_FIELD_NUMBER: _builtins.int
+    REPAIRED_FIELD_NUMBER: _builtins.int
     COPIED_BYTES_FIELD_NUMBER: _builtins.int
     enabled: _builtins.bool
     marked: _builtins.int
     """Ledgers marked as under-replicated (the backlog), ledgers being repaired now, and ledgers with entries without any
     good copy.
     """
-    mending: _builtins.int
+    repairing: _builtins.int
     unreadable: _builtins.int
-    mended: _builtins.int
+    repaired: _builtins.int
     """Since the start."""
     copied_bytes: _builtins.int
     def __init__(
@@ -2578,14 +2582,14 @@ class RepairReport(_message.Message):
         *,
         enabled: _builtins.bool = ...,
         marked: _builtins.int = ...,
-        mending: _builtins.int = ...,
+        repairing: _builtins.int = ...,
         unreadable: _builtins.int = ...,
-        mended: _builtins.int = ...,
+        repaired: _builtins.int = ...,
         copied_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["copied_bytes", b"copied_bytes", "enabled", b"enabled", "marked", b"marked", "mended", b"mended", "mending", b"mending", "unreadable", b"unreadable"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copied_bytes", b"copied_bytes", "enabled", b"enabled", "marked", b"marked", "repaired", b"repaired", "repairing", b"repairing", "unreadable", b"unreadable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2670,6 +2674,11 @@ class LeadReport(_message.Message):
     WRITTEN_BYTES_PER_S_FIELD_NUMBER: _builtins.int
     HOT_KEYS_FIELD_NUMBER: _builtins.int
     LACKING_AT_FIELD_NUMBER: _builtins.int
+    LEDGERS_AT_RISK_FIELD_NUMBER: _builtins.int
+    INTENTS_FIELD_NUMBER: _builtins.int
+    DECISIONS_FIELD_NUMBER: _builtins.int
+    OLDEST_INTENT_S_FIELD_NUMBER: _builtins.int
+    OLDEST_DECISION_S_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     queued: _builtins.int
     ledgers: _builtins.int
@@ -2679,6 +2688,13 @@ class LeadReport(_message.Message):
     ops_per_s: _builtins.float
     writes_per_s: _builtins.float
     written_bytes_per_s: _builtins.float
+    ledgers_at_risk: _builtins.int
+    """Ledgers of its log with an entry that has fewer copies than an ack quorum, as the leader last saw."""
+    intents: _builtins.int
+    """Intents of transactions on its keys, and decisions that are not yet carried out; ages in seconds."""
+    decisions: _builtins.int
+    oldest_intent_s: _builtins.float
+    oldest_decision_s: _builtins.float
     @_builtins.property
     def hot_keys(self) -> _containers.RepeatedCompositeFieldContainer[Global___HotKey]: ...
     @_builtins.property
@@ -2699,10 +2715,15 @@ class LeadReport(_message.Message):
         written_bytes_per_s: _builtins.float = ...,
         hot_keys: _abc.Iterable[Global___HotKey] | None = ...,
         lacking_at: _abc.Iterable[Global___LackingCopies] | None = ...,
+        ledgers_at_risk: _builtins.int = ...,
+        intents: _builtins.int = ...,
+        decisions: _builtins.int = ...,
+        oldest_intent_s: _builtins.float = ...,
+        oldest_decision_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "hot_keys", b"hot_keys", "lacking_at", b"lacking_at", "ledgers", b"ledgers", "ledgers_lacking_copies", b"ledgers_lacking_copies", "ledgers_undecodable", b"ledgers_undecodable", "ops_per_s", b"ops_per_s", "queued", b"queued", "trimmed_sequence", b"trimmed_sequence", "writes_per_s", b"writes_per_s", "written_bytes_per_s", b"written_bytes_per_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decisions", b"decisions", "epoch", b"epoch", "hot_keys", b"hot_keys", "intents", b"intents", "lacking_at", b"lacking_at", "ledgers", b"ledgers", "ledgers_at_risk", b"ledgers_at_risk", "ledgers_lacking_copies", b"ledgers_lacking_copies", "ledgers_undecodable", b"ledgers_undecodable", "oldest_decision_s", b"oldest_decision_s", "oldest_intent_s", b"oldest_intent_s", "ops_per_s", b"ops_per_s", "queued", b"queued", "trimmed_sequence", b"trimmed_sequence", "writes_per_s", b"writes_per_s", "written_bytes_per_s", b"written_bytes_per_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2729,6 +2750,205 @@ class LackingCopies(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LackingCopies: _TypeAlias = LackingCopies  # noqa: Y015
+
+@_typing.final
+class TransactionsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransactionsRequest: _TypeAlias = TransactionsRequest  # noqa: Y015
+
+@_typing.final
+class TransactionsResponse(_message.Message):
+    """The intents and decisions of the replicas of one node."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransactionReplica]: ...
+    def __init__(
+        self,
+        *,
+        replicas: _abc.Iterable[Global___TransactionReplica] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replicas", b"replicas"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransactionsResponse: _TypeAlias = TransactionsResponse  # noqa: Y015
+
+@_typing.final
+class TransactionReplica(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    IS_LEADER_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    INTENTS_FIELD_NUMBER: _builtins.int
+    DECISIONS_FIELD_NUMBER: _builtins.int
+    partition: _builtins.str
+    is_leader: _builtins.bool
+    sequence: _builtins.int
+    """The last sequence that the replica has applied."""
+    @_builtins.property
+    def intents(self) -> _containers.RepeatedCompositeFieldContainer[Global___StandingIntent]: ...
+    @_builtins.property
+    def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___StandingDecision]: ...
+    def __init__(
+        self,
+        *,
+        partition: _builtins.str = ...,
+        is_leader: _builtins.bool = ...,
+        sequence: _builtins.int = ...,
+        intents: _abc.Iterable[Global___StandingIntent] | None = ...,
+        decisions: _abc.Iterable[Global___StandingDecision] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decisions", b"decisions", "intents", b"intents", "is_leader", b"is_leader", "partition", b"partition", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransactionReplica: _TypeAlias = TransactionReplica  # noqa: Y015
+
+@_typing.final
+class StandingIntent(_message.Message):
+    """A key that a transaction holds, because its outcome is not known here."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    HOME_KEY_FIELD_NUMBER: _builtins.int
+    HOME_FIELD_NUMBER: _builtins.int
+    IS_EXCLUSIVE_FIELD_NUMBER: _builtins.int
+    AGE_S_FIELD_NUMBER: _builtins.int
+    key: _builtins.bytes
+    sequence: _builtins.int
+    attempt: _builtins.str
+    """Home's partition, epoch and number: p3/7/12."""
+    home_key: _builtins.bytes
+    """The key whose owner decides, and the partition that owns it now."""
+    home: _builtins.str
+    is_exclusive: _builtins.bool
+    """False if the transaction only reads the key."""
+    age_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        key: _builtins.bytes = ...,
+        sequence: _builtins.int = ...,
+        attempt: _builtins.str = ...,
+        home_key: _builtins.bytes = ...,
+        home: _builtins.str = ...,
+        is_exclusive: _builtins.bool = ...,
+        age_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "attempt", b"attempt", "home", b"home", "home_key", b"home_key", "is_exclusive", b"is_exclusive", "key", b"key", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StandingIntent: _TypeAlias = StandingIntent  # noqa: Y015
+
+@_typing.final
+class StandingDecision(_message.Message):
+    """A committed transaction of which some participant does not yet know."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOME_KEY_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    AGE_S_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    home_key: _builtins.bytes
+    sequence: _builtins.int
+    attempt: _builtins.str
+    age_s: _builtins.float
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """The keys of the intents that it commits in other partitions."""
+
+    def __init__(
+        self,
+        *,
+        home_key: _builtins.bytes = ...,
+        sequence: _builtins.int = ...,
+        attempt: _builtins.str = ...,
+        age_s: _builtins.float = ...,
+        keys: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "attempt", b"attempt", "home_key", b"home_key", "keys", b"keys", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StandingDecision: _TypeAlias = StandingDecision  # noqa: Y015
+
+@_typing.final
+class AbandonTransactionsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOME_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
+    home: _builtins.str
+    """The home whose undecided transactions are to be aborted. It must have had no leader for a minute."""
+    attempt: _builtins.str
+    """Only this attempt; empty: all."""
+    force: _builtins.bool
+    """The home is lost even if the node has not known for a minute that it has no leader."""
+    def __init__(
+        self,
+        *,
+        home: _builtins.str = ...,
+        attempt: _builtins.str = ...,
+        force: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "force", b"force", "home", b"home"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AbandonTransactionsRequest: _TypeAlias = AbandonTransactionsRequest  # noqa: Y015
+
+@_typing.final
+class AbandonTransactionsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INTENTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def intents(self) -> _containers.RepeatedCompositeFieldContainer[Global___StandingIntent]:
+        """The intents that were aborted in partitions that this node leads."""
+
+    def __init__(
+        self,
+        *,
+        intents: _abc.Iterable[Global___StandingIntent] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["intents", b"intents"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AbandonTransactionsResponse: _TypeAlias = AbandonTransactionsResponse  # noqa: Y015
 
 @_typing.final
 class MoveCopied(_message.Message):

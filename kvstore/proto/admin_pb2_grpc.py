@@ -131,6 +131,16 @@ class AdminStub:
                 request_serializer=kvstore_dot_proto_dot_admin__pb2.LogLevelRequest.SerializeToString,
                 response_deserializer=kvstore_dot_proto_dot_admin__pb2.LogLevelResponse.FromString,
                 _registered_method=True)
+        self.Transactions = channel.unary_unary(
+                '/kvstore.v1.Admin/Transactions',
+                request_serializer=kvstore_dot_proto_dot_admin__pb2.TransactionsRequest.SerializeToString,
+                response_deserializer=kvstore_dot_proto_dot_admin__pb2.TransactionsResponse.FromString,
+                _registered_method=True)
+        self.AbandonTransactions = channel.unary_unary(
+                '/kvstore.v1.Admin/AbandonTransactions',
+                request_serializer=kvstore_dot_proto_dot_admin__pb2.AbandonTransactionsRequest.SerializeToString,
+                response_deserializer=kvstore_dot_proto_dot_admin__pb2.AbandonTransactionsResponse.FromString,
+                _registered_method=True)
         self.SlowLog = channel.unary_unary(
                 '/kvstore.v1.Admin/SlowLog',
                 request_serializer=kvstore_dot_proto_dot_admin__pb2.SlowLogRequest.SerializeToString,
@@ -276,6 +286,21 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Transactions(self, request, context):
+        """Lists the intents and decisions of the node's replicas.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AbandonTransactions(self, request, context):
+        """Declares the transactions of a home that is lost for good aborted, in the partitions that this node leads. Loses
+        half of a transaction that the home had committed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SlowLog(self, request, context):
         """The latest slow operations of this node, and where their time went.
         """
@@ -387,6 +412,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.LogLevel,
                     request_deserializer=kvstore_dot_proto_dot_admin__pb2.LogLevelRequest.FromString,
                     response_serializer=kvstore_dot_proto_dot_admin__pb2.LogLevelResponse.SerializeToString,
+            ),
+            'Transactions': grpc.unary_unary_rpc_method_handler(
+                    servicer.Transactions,
+                    request_deserializer=kvstore_dot_proto_dot_admin__pb2.TransactionsRequest.FromString,
+                    response_serializer=kvstore_dot_proto_dot_admin__pb2.TransactionsResponse.SerializeToString,
+            ),
+            'AbandonTransactions': grpc.unary_unary_rpc_method_handler(
+                    servicer.AbandonTransactions,
+                    request_deserializer=kvstore_dot_proto_dot_admin__pb2.AbandonTransactionsRequest.FromString,
+                    response_serializer=kvstore_dot_proto_dot_admin__pb2.AbandonTransactionsResponse.SerializeToString,
             ),
             'SlowLog': grpc.unary_unary_rpc_method_handler(
                     servicer.SlowLog,
@@ -914,6 +949,60 @@ class Admin:
             '/kvstore.v1.Admin/LogLevel',
             kvstore_dot_proto_dot_admin__pb2.LogLevelRequest.SerializeToString,
             kvstore_dot_proto_dot_admin__pb2.LogLevelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Transactions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Admin/Transactions',
+            kvstore_dot_proto_dot_admin__pb2.TransactionsRequest.SerializeToString,
+            kvstore_dot_proto_dot_admin__pb2.TransactionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AbandonTransactions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Admin/AbandonTransactions',
+            kvstore_dot_proto_dot_admin__pb2.AbandonTransactionsRequest.SerializeToString,
+            kvstore_dot_proto_dot_admin__pb2.AbandonTransactionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -69,6 +69,12 @@ class AdminStub:
     ChangeNamespaces: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ChangeNamespacesRequest, _admin_pb2.NamespacesResponse]
     LogLevel: _grpc.UnaryUnaryMultiCallable[_admin_pb2.LogLevelRequest, _admin_pb2.LogLevelResponse]
     """Returns the levels of this node's log, and can set one of them until the node is restarted."""
+    Transactions: _grpc.UnaryUnaryMultiCallable[_admin_pb2.TransactionsRequest, _admin_pb2.TransactionsResponse]
+    """Lists the intents and decisions of the node's replicas."""
+    AbandonTransactions: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AbandonTransactionsRequest, _admin_pb2.AbandonTransactionsResponse]
+    """Declares the transactions of a home that is lost for good aborted, in the partitions that this node leads. Loses
+    half of a transaction that the home had committed.
+    """
     SlowLog: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SlowLogRequest, _admin_pb2.SlowLogResponse]
     """The latest slow operations of this node, and where their time went."""
     Profile: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ProfileRequest, _admin_pb2.ProfileResponse]
@@ -115,6 +121,12 @@ class AdminAsyncStub(AdminStub):
     ChangeNamespaces: _aio.UnaryUnaryMultiCallable[_admin_pb2.ChangeNamespacesRequest, _admin_pb2.NamespacesResponse]  # type: ignore[assignment]
     LogLevel: _aio.UnaryUnaryMultiCallable[_admin_pb2.LogLevelRequest, _admin_pb2.LogLevelResponse]  # type: ignore[assignment]
     """Returns the levels of this node's log, and can set one of them until the node is restarted."""
+    Transactions: _aio.UnaryUnaryMultiCallable[_admin_pb2.TransactionsRequest, _admin_pb2.TransactionsResponse]  # type: ignore[assignment]
+    """Lists the intents and decisions of the node's replicas."""
+    AbandonTransactions: _aio.UnaryUnaryMultiCallable[_admin_pb2.AbandonTransactionsRequest, _admin_pb2.AbandonTransactionsResponse]  # type: ignore[assignment]
+    """Declares the transactions of a home that is lost for good aborted, in the partitions that this node leads. Loses
+    half of a transaction that the home had committed.
+    """
     SlowLog: _aio.UnaryUnaryMultiCallable[_admin_pb2.SlowLogRequest, _admin_pb2.SlowLogResponse]  # type: ignore[assignment]
     """The latest slow operations of this node, and where their time went."""
     Profile: _aio.UnaryUnaryMultiCallable[_admin_pb2.ProfileRequest, _admin_pb2.ProfileResponse]  # type: ignore[assignment]
@@ -272,6 +284,24 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.LogLevelResponse, _abc.Awaitable[_admin_pb2.LogLevelResponse]]:
         """Returns the levels of this node's log, and can set one of them until the node is restarted."""
+
+    @_abc_1.abstractmethod
+    def Transactions(
+        self,
+        request: _admin_pb2.TransactionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.TransactionsResponse, _abc.Awaitable[_admin_pb2.TransactionsResponse]]:
+        """Lists the intents and decisions of the node's replicas."""
+
+    @_abc_1.abstractmethod
+    def AbandonTransactions(
+        self,
+        request: _admin_pb2.AbandonTransactionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.AbandonTransactionsResponse, _abc.Awaitable[_admin_pb2.AbandonTransactionsResponse]]:
+        """Declares the transactions of a home that is lost for good aborted, in the partitions that this node leads. Loses
+        half of a transaction that the home had committed.
+        """
 
     @_abc_1.abstractmethod
     def SlowLog(

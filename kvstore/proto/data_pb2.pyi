@@ -45,7 +45,9 @@ class PinRequest(_message.Message):
     """
     @_builtins.property
     def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Empty: all."""
+        """The partitions to return. Empty: all. All partitions are pinned, because a transaction may have its decision in any
+        of them.
+        """
 
     def __init__(
         self,
@@ -110,6 +112,7 @@ class PinnedPartition(_message.Message):
     BYTES_FIELD_NUMBER: _builtins.int
     SPLIT_TOKENS_FIELD_NUMBER: _builtins.int
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
+    INTENTS_FIELD_NUMBER: _builtins.int
     partition: _builtins.str
     ledger: _builtins.int
     """The position in the partition's log."""
@@ -123,6 +126,10 @@ class PinnedPartition(_message.Message):
     """Number of records, including expired ones, and the approximate bytes of keys and values."""
     bytes: _builtins.int
     deadline_ms: _builtins.int
+    intents: _builtins.int
+    """Number of keys that intents of transactions change if they are committed. Reads show what the committed ones write,
+    but the log up to the position does not contain these changes: a reader of the log gets them by `intents_only`.
+    """
     @_builtins.property
     def first_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The tokens that the partition owns at the position, as ranges with both ends included. Only these are read. Element
@@ -154,10 +161,11 @@ class PinnedPartition(_message.Message):
         bytes: _builtins.int = ...,
         split_tokens: _abc.Iterable[_builtins.int] | None = ...,
         deadline_ms: _builtins.int = ...,
+        intents: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "deadline_ms", b"deadline_ms", "entry", b"entry", "first_tokens", b"first_tokens", "last_tokens", b"last_tokens", "ledger", b"ledger", "partition", b"partition", "replicas", b"replicas", "rows", b"rows", "sequence", b"sequence", "split_tokens", b"split_tokens", "time_ms", b"time_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "deadline_ms", b"deadline_ms", "entry", b"entry", "first_tokens", b"first_tokens", "intents", b"intents", "last_tokens", b"last_tokens", "ledger", b"ledger", "partition", b"partition", "replicas", b"replicas", "rows", b"rows", "sequence", b"sequence", "split_tokens", b"split_tokens", "time_ms", b"time_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -202,7 +210,7 @@ class RenewRequest(_message.Message):
     """
     @_builtins.property
     def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Empty: all partitions of the pin."""
+        """The partitions that must still hold the pin. Empty: all that have it. It is renewed in the others too, if possible."""
 
     def __init__(
         self,
@@ -392,6 +400,7 @@ class ReadPinnedRequest(_message.Message):
     AFTER_FIELD_NUMBER: _builtins.int
     KEYS_ONLY_FIELD_NUMBER: _builtins.int
     PAGE_BYTES_FIELD_NUMBER: _builtins.int
+    INTENTS_ONLY_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     partition: _builtins.str
     ledger: _builtins.int
@@ -409,6 +418,10 @@ class ReadPinnedRequest(_message.Message):
     """Leave the values out: rows end with their headers."""
     page_bytes: _builtins.int
     """Approximate size of a page in bytes. 0: 512 KiB. A single record may be larger."""
+    intents_only: _builtins.bool
+    """Return only what committed intents of transactions write at the position. This includes keys that they delete (rows
+    with the flag DELETED) and records that have expired. It is what the log up to the position lacks.
+    """
     def __init__(
         self,
         *,
@@ -423,10 +436,11 @@ class ReadPinnedRequest(_message.Message):
         after: _builtins.bytes = ...,
         keys_only: _builtins.bool = ...,
         page_bytes: _builtins.int = ...,
+        intents_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_first_token", b"_first_token", "_last_token", b"_last_token", "first_token", b"first_token", "last_token", b"last_token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_token", b"_first_token", "_last_token", b"_last_token", "after", b"after", "end", b"end", "entry", b"entry", "first_token", b"first_token", "id", b"id", "keys_only", b"keys_only", "last_token", b"last_token", "ledger", b"ledger", "page_bytes", b"page_bytes", "partition", b"partition", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_token", b"_first_token", "_last_token", b"_last_token", "after", b"after", "end", b"end", "entry", b"entry", "first_token", b"first_token", "id", b"id", "intents_only", b"intents_only", "keys_only", b"keys_only", "last_token", b"last_token", "ledger", b"ledger", "page_bytes", b"page_bytes", "partition", b"partition", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__first_token: _TypeAlias = _typing.Literal["first_token"]  # noqa: Y015
     _WhichOneofArgType__first_token: _TypeAlias = _typing.Literal["_first_token", b"_first_token"]  # noqa: Y015

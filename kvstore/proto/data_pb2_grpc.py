@@ -65,8 +65,8 @@ class DataServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Pin(self, request, context):
-        """Pins partitions. Any server answers. A pin of all partitions succeeds only if every token is owned by exactly one of
-        them at its position. If the id is pinned already, it is pinned again: its former positions cannot be read any more.
+        """Pins all partitions. Any server answers. Succeeds only if every token is owned by exactly one of them at its
+        position. If the id is pinned already, it is pinned again: its former positions cannot be read any more.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

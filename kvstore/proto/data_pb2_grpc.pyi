@@ -36,8 +36,8 @@ class DataStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> DataAsyncStub: ...
     Pin: _grpc.UnaryUnaryMultiCallable[_data_pb2.PinRequest, _data_pb2.PinResponse]
-    """Pins partitions. Any server answers. A pin of all partitions succeeds only if every token is owned by exactly one of
-    them at its position. If the id is pinned already, it is pinned again: its former positions cannot be read any more.
+    """Pins all partitions. Any server answers. Succeeds only if every token is owned by exactly one of them at its
+    position. If the id is pinned already, it is pinned again: its former positions cannot be read any more.
     """
     Renew: _grpc.UnaryUnaryMultiCallable[_data_pb2.RenewRequest, _data_pb2.RenewResponse]
     """Moves the deadline of a pin. Returns NO_SUCH_PIN if a partition does not hold it any more."""
@@ -54,8 +54,8 @@ class DataStub:
 class DataAsyncStub(DataStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Pin: _aio.UnaryUnaryMultiCallable[_data_pb2.PinRequest, _data_pb2.PinResponse]  # type: ignore[assignment]
-    """Pins partitions. Any server answers. A pin of all partitions succeeds only if every token is owned by exactly one of
-    them at its position. If the id is pinned already, it is pinned again: its former positions cannot be read any more.
+    """Pins all partitions. Any server answers. Succeeds only if every token is owned by exactly one of them at its
+    position. If the id is pinned already, it is pinned again: its former positions cannot be read any more.
     """
     Renew: _aio.UnaryUnaryMultiCallable[_data_pb2.RenewRequest, _data_pb2.RenewResponse]  # type: ignore[assignment]
     """Moves the deadline of a pin. Returns NO_SUCH_PIN if a partition does not hold it any more."""
@@ -75,8 +75,8 @@ class DataServicer(metaclass=_abc_1.ABCMeta):
         request: _data_pb2.PinRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_data_pb2.PinResponse, _abc.Awaitable[_data_pb2.PinResponse]]:
-        """Pins partitions. Any server answers. A pin of all partitions succeeds only if every token is owned by exactly one of
-        them at its position. If the id is pinned already, it is pinned again: its former positions cannot be read any more.
+        """Pins all partitions. Any server answers. Succeeds only if every token is owned by exactly one of them at its
+        position. If the id is pinned already, it is pinned again: its former positions cannot be read any more.
         """
 
     @_abc_1.abstractmethod

@@ -39,6 +39,7 @@ class Entry(_message.Message):
     REQUESTS_FIELD_NUMBER: _builtins.int
     CONTROL_FIELD_NUMBER: _builtins.int
     CHECK_FIELD_NUMBER: _builtins.int
+    TRANSACTIONS_FIELD_NUMBER: _builtins.int
     format: _builtins.int
     """The format of this message. A reader refuses unknown formats."""
     partition: _builtins.str
@@ -81,6 +82,10 @@ class Entry(_message.Message):
         damaged.
         """
 
+    @_builtins.property
+    def transactions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """The contents of each mutation of a transaction over several partitions."""
+
     def __init__(
         self,
         *,
@@ -98,10 +103,11 @@ class Entry(_message.Message):
         requests: Global___Requests | None = ...,
         control: _builtins.bytes = ...,
         check: Global___Check | None = ...,
+        transactions: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["check", b"check", "requests", b"requests"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ages", b"ages", "check", b"check", "control", b"control", "epoch", b"epoch", "expires_ms", b"expires_ms", "first_seq", b"first_seq", "format", b"format", "keys", b"keys", "kinds", b"kinds", "partition", b"partition", "replaced_ms", b"replaced_ms", "requests", b"requests", "time_ms", b"time_ms", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ages", b"ages", "check", b"check", "control", b"control", "epoch", b"epoch", "expires_ms", b"expires_ms", "first_seq", b"first_seq", "format", b"format", "keys", b"keys", "kinds", b"kinds", "partition", b"partition", "replaced_ms", b"replaced_ms", "requests", b"requests", "time_ms", b"time_ms", "transactions", b"transactions", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

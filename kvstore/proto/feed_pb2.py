@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18kvstore/proto/feed.proto\x12\nkvstore.v1\"\x12\n\x10PositionsRequest\"i\n\x11PositionsResponse\x12-\n\npartitions\x18\x01 \x03(\x0b\x32\x19.kvstore.v1.PartitionFeed\x12\x14\n\x0cring_version\x18\x02 \x01(\x04\x12\x0f\n\x07\x63luster\x18\x03 \x01(\t\"p\n\rPartitionFeed\x12\x11\n\tpartition\x18\x01 \x01(\t\x12\x0e\n\x06oldest\x18\x02 \x01(\x04\x12\x0e\n\x06latest\x18\x03 \x01(\x04\x12\r\n\x05\x65nded\x18\x04 \x01(\x08\x12\x0f\n\x07servers\x18\x05 \x03(\t\x12\x0c\n\x04gone\x18\x06 \x01(\x08\"\xb7\x01\n\x0e\x43hangesRequest\x12\x11\n\tpartition\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\x04\x12\r\n\x05until\x18\x03 \x01(\x04\x12\x10\n\x08rows_max\x18\x04 \x01(\r\x12\x11\n\tbytes_max\x18\x05 \x01(\r\x12\x0f\n\x07wait_ms\x18\x06 \x01(\r\x12\r\n\x05start\x18\x07 \x01(\x0c\x12\x0b\n\x03\x65nd\x18\x08 \x01(\x0c\x12\x11\n\tkeys_only\x18\t \x01(\x08\x12\x0f\n\x07\x63luster\x18\n \x01(\t\"\xef\x01\n\x0f\x43hangesResponse\x12\x0c\n\x04keys\x18\x01 \x03(\x0c\x12\x0e\n\x06values\x18\x02 \x03(\x0c\x12\r\n\x05kinds\x18\x03 \x01(\x0c\x12\x11\n\tsequences\x18\x04 \x03(\x04\x12\x0f\n\x07\x63reated\x18\x05 \x03(\x04\x12\x10\n\x08times_ms\x18\x06 \x03(\x04\x12\x12\n\nexpires_ms\x18\x07 \x03(\x04\x12\x0c\n\x04next\x18\x08 \x01(\x04\x12\x0e\n\x06latest\x18\t \x01(\x04\x12\'\n\thandovers\x18\n \x03(\x0b\x32\x14.kvstore.v1.Handover\x12\r\n\x05\x65nded\x18\x0b \x01(\x08\x12\x0f\n\x07time_ms\x18\x0c \x01(\x04\"\x87\x01\n\x08Handover\x12\r\n\x05owned\x18\x01 \x01(\x08\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x0c\n\x04peer\x18\x03 \x01(\t\x12\x15\n\rpeer_sequence\x18\x04 \x01(\x04\x12\x13\n\x0b\x66irst_token\x18\x05 \x01(\x07\x12\x12\n\nlast_token\x18\x06 \x01(\x07\x12\x0c\n\x04move\x18\x07 \x01(\x04\"\xa9\x01\n\x0bHoldRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x39\n\tpositions\x18\x02 \x03(\x0b\x32&.kvstore.v1.HoldRequest.PositionsEntry\x12\x0e\n\x06ttl_ms\x18\x03 \x01(\x04\x12\x0f\n\x07\x63luster\x18\x04 \x01(\t\x1a\x30\n\x0ePositionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"#\n\x0cHoldResponse\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x01 \x01(\x04*\\\n\nChangeKind\x12\x16\n\x12\x43HANGE_UNSPECIFIED\x10\x00\x12\x0b\n\x07\x43REATED\x10\x01\x12\x0f\n\x0bOVERWRITTEN\x10\x02\x12\x0b\n\x07\x44\x45LETED\x10\x03\x12\x0b\n\x07\x45XPIRED\x10\x04\x32\xcf\x01\n\x04\x46\x65\x65\x64\x12H\n\tPositions\x12\x1c.kvstore.v1.PositionsRequest\x1a\x1d.kvstore.v1.PositionsResponse\x12\x42\n\x07\x43hanges\x12\x1a.kvstore.v1.ChangesRequest\x1a\x1b.kvstore.v1.ChangesResponse\x12\x39\n\x04Hold\x12\x17.kvstore.v1.HoldRequest\x1a\x18.kvstore.v1.HoldResponseBR\n\x17io.github.kvstorelog.v1P\x01Z5github.com/kvstore-log/kvstore-go/kvstorev1;kvstorev1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18kvstore/proto/feed.proto\x12\nkvstore.v1\"\x12\n\x10PositionsRequest\"i\n\x11PositionsResponse\x12-\n\npartitions\x18\x01 \x03(\x0b\x32\x19.kvstore.v1.PartitionFeed\x12\x14\n\x0cring_version\x18\x02 \x01(\x04\x12\x0f\n\x07\x63luster\x18\x03 \x01(\t\"p\n\rPartitionFeed\x12\x11\n\tpartition\x18\x01 \x01(\t\x12\x0e\n\x06oldest\x18\x02 \x01(\x04\x12\x0e\n\x06latest\x18\x03 \x01(\x04\x12\r\n\x05\x65nded\x18\x04 \x01(\x08\x12\x0f\n\x07servers\x18\x05 \x03(\t\x12\x0c\n\x04gone\x18\x06 \x01(\x08\"\xb7\x01\n\x0e\x43hangesRequest\x12\x11\n\tpartition\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\x04\x12\r\n\x05until\x18\x03 \x01(\x04\x12\x10\n\x08rows_max\x18\x04 \x01(\r\x12\x11\n\tbytes_max\x18\x05 \x01(\r\x12\x0f\n\x07wait_ms\x18\x06 \x01(\r\x12\r\n\x05start\x18\x07 \x01(\x0c\x12\x0b\n\x03\x65nd\x18\x08 \x01(\x0c\x12\x11\n\tkeys_only\x18\t \x01(\x08\x12\x0f\n\x07\x63luster\x18\n \x01(\t\"\xac\x02\n\x0f\x43hangesResponse\x12\x0c\n\x04keys\x18\x01 \x03(\x0c\x12\x0e\n\x06values\x18\x02 \x03(\x0c\x12\r\n\x05kinds\x18\x03 \x01(\x0c\x12\x11\n\tsequences\x18\x04 \x03(\x04\x12\x0f\n\x07\x63reated\x18\x05 \x03(\x04\x12\x10\n\x08times_ms\x18\x06 \x03(\x04\x12\x12\n\nexpires_ms\x18\x07 \x03(\x04\x12\x0c\n\x04next\x18\x08 \x01(\x04\x12\x0e\n\x06latest\x18\t \x01(\x04\x12\'\n\thandovers\x18\n \x03(\x0b\x32\x14.kvstore.v1.Handover\x12\r\n\x05\x65nded\x18\x0b \x01(\x08\x12\x0f\n\x07time_ms\x18\x0c \x01(\x04\x12*\n\x05parts\x18\r \x03(\x0b\x32\x1b.kvstore.v1.TransactionPart\x12\x0f\n\x07part_of\x18\x0e \x03(\r\"[\n\x0fTransactionPart\x12\x13\n\x0btransaction\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x0c\n\x04keys\x18\x03 \x01(\r\x12\x13\n\x0bkeys_of_all\x18\x04 \x01(\r\"\x87\x01\n\x08Handover\x12\r\n\x05owned\x18\x01 \x01(\x08\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x0c\n\x04peer\x18\x03 \x01(\t\x12\x15\n\rpeer_sequence\x18\x04 \x01(\x04\x12\x13\n\x0b\x66irst_token\x18\x05 \x01(\x07\x12\x12\n\nlast_token\x18\x06 \x01(\x07\x12\x0c\n\x04move\x18\x07 \x01(\x04\"\xa9\x01\n\x0bHoldRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x39\n\tpositions\x18\x02 \x03(\x0b\x32&.kvstore.v1.HoldRequest.PositionsEntry\x12\x0e\n\x06ttl_ms\x18\x03 \x01(\x04\x12\x0f\n\x07\x63luster\x18\x04 \x01(\t\x1a\x30\n\x0ePositionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"#\n\x0cHoldResponse\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x01 \x01(\x04*\\\n\nChangeKind\x12\x16\n\x12\x43HANGE_UNSPECIFIED\x10\x00\x12\x0b\n\x07\x43REATED\x10\x01\x12\x0f\n\x0bOVERWRITTEN\x10\x02\x12\x0b\n\x07\x44\x45LETED\x10\x03\x12\x0b\n\x07\x45XPIRED\x10\x04\x32\xcf\x01\n\x04\x46\x65\x65\x64\x12H\n\tPositions\x12\x1c.kvstore.v1.PositionsRequest\x1a\x1d.kvstore.v1.PositionsResponse\x12\x42\n\x07\x43hanges\x12\x1a.kvstore.v1.ChangesRequest\x1a\x1b.kvstore.v1.ChangesResponse\x12\x39\n\x04Hold\x12\x17.kvstore.v1.HoldRequest\x1a\x18.kvstore.v1.HoldResponseBR\n\x17io.github.kvstorelog.v1P\x01Z5github.com/kvstore-log/kvstore-go/kvstorev1;kvstorev1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,8 +34,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._serialized_options = b'\n\027io.github.kvstorelog.v1P\001Z5github.com/kvstore-log/kvstore-go/kvstorev1;kvstorev1'
   _globals['_HOLDREQUEST_POSITIONSENTRY']._loaded_options = None
   _globals['_HOLDREQUEST_POSITIONSENTRY']._serialized_options = b'8\001'
-  _globals['_CHANGEKIND']._serialized_start=1056
-  _globals['_CHANGEKIND']._serialized_end=1148
+  _globals['_CHANGEKIND']._serialized_start=1210
+  _globals['_CHANGEKIND']._serialized_end=1302
   _globals['_POSITIONSREQUEST']._serialized_start=40
   _globals['_POSITIONSREQUEST']._serialized_end=58
   _globals['_POSITIONSRESPONSE']._serialized_start=60
@@ -45,15 +45,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHANGESREQUEST']._serialized_start=282
   _globals['_CHANGESREQUEST']._serialized_end=465
   _globals['_CHANGESRESPONSE']._serialized_start=468
-  _globals['_CHANGESRESPONSE']._serialized_end=707
-  _globals['_HANDOVER']._serialized_start=710
-  _globals['_HANDOVER']._serialized_end=845
-  _globals['_HOLDREQUEST']._serialized_start=848
-  _globals['_HOLDREQUEST']._serialized_end=1017
-  _globals['_HOLDREQUEST_POSITIONSENTRY']._serialized_start=969
-  _globals['_HOLDREQUEST_POSITIONSENTRY']._serialized_end=1017
-  _globals['_HOLDRESPONSE']._serialized_start=1019
-  _globals['_HOLDRESPONSE']._serialized_end=1054
-  _globals['_FEED']._serialized_start=1151
-  _globals['_FEED']._serialized_end=1358
+  _globals['_CHANGESRESPONSE']._serialized_end=768
+  _globals['_TRANSACTIONPART']._serialized_start=770
+  _globals['_TRANSACTIONPART']._serialized_end=861
+  _globals['_HANDOVER']._serialized_start=864
+  _globals['_HANDOVER']._serialized_end=999
+  _globals['_HOLDREQUEST']._serialized_start=1002
+  _globals['_HOLDREQUEST']._serialized_end=1171
+  _globals['_HOLDREQUEST_POSITIONSENTRY']._serialized_start=1123
+  _globals['_HOLDREQUEST_POSITIONSENTRY']._serialized_end=1171
+  _globals['_HOLDRESPONSE']._serialized_start=1173
+  _globals['_HOLDRESPONSE']._serialized_end=1208
+  _globals['_FEED']._serialized_start=1305
+  _globals['_FEED']._serialized_end=1512
 # @@protoc_insertion_point(module_scope)

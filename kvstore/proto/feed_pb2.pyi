@@ -215,6 +215,8 @@ class ChangesResponse(_message.Message):
     HANDOVERS_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
     TIME_MS_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    PART_OF_FIELD_NUMBER: _builtins.int
     kinds: _builtins.bytes
     """One byte each: ChangeKind."""
     next: _builtins.int
@@ -251,6 +253,16 @@ class ChangesResponse(_message.Message):
     def handovers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Handover]:
         """Ranges of tokens that this partition received or gave away between `after` and `next`, in order."""
 
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransactionPart]:
+        """The parts of transactions over several partitions that were committed between `after` and `next`, and those to
+        which changes of this page belong. A page may repeat a part of the page before.
+        """
+
+    @_builtins.property
+    def part_of(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The number of each change's part in `parts`, from 1; 0: the change belongs to none. Empty if there are no parts."""
+
     def __init__(
         self,
         *,
@@ -266,14 +278,51 @@ class ChangesResponse(_message.Message):
         handovers: _abc.Iterable[Global___Handover] | None = ...,
         ended: _builtins.bool = ...,
         time_ms: _builtins.int = ...,
+        parts: _abc.Iterable[Global___TransactionPart] | None = ...,
+        part_of: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "ended", b"ended", "expires_ms", b"expires_ms", "handovers", b"handovers", "keys", b"keys", "kinds", b"kinds", "latest", b"latest", "next", b"next", "sequences", b"sequences", "time_ms", b"time_ms", "times_ms", b"times_ms", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "ended", b"ended", "expires_ms", b"expires_ms", "handovers", b"handovers", "keys", b"keys", "kinds", b"kinds", "latest", b"latest", "next", b"next", "part_of", b"part_of", "parts", b"parts", "sequences", b"sequences", "time_ms", b"time_ms", "times_ms", b"times_ms", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ChangesResponse: _TypeAlias = ChangesResponse  # noqa: Y015
+
+@_typing.final
+class TransactionPart(_message.Message):
+    """What a transaction over several partitions has written in this partition, or a part of that. A transaction is
+    complete once the `keys` of its parts, over all partitions, add up to `keys_of_all`. A partition and `sequence`
+    identify a part.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSACTION_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    KEYS_OF_ALL_FIELD_NUMBER: _builtins.int
+    transaction: _builtins.str
+    """The transaction; equal in all partitions."""
+    sequence: _builtins.int
+    keys: _builtins.int
+    """The number of different keys that this part writes. A write may change nothing, and is no change then."""
+    keys_of_all: _builtins.int
+    def __init__(
+        self,
+        *,
+        transaction: _builtins.str = ...,
+        sequence: _builtins.int = ...,
+        keys: _builtins.int = ...,
+        keys_of_all: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys", "keys_of_all", b"keys_of_all", "sequence", b"sequence", "transaction", b"transaction"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransactionPart: _TypeAlias = TransactionPart  # noqa: Y015
 
 @_typing.final
 class Handover(_message.Message):

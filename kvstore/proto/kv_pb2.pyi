@@ -45,6 +45,10 @@ class _CodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Code.ValueType],
     """A condition on a key of a batch: unless it is met, nothing of the batch is done."""
     RANGE: _Code.ValueType  # 14
     """A page of a range in key order, like SCAN, with BARE, REVERSE and COUNT_ONLY. The end is in `values`."""
+    TRANSACT: _Code.ValueType  # 15
+    """A transaction: a batch whose keys may be on several partitions. Its key is the first key that it writes, or its
+    first key if it writes none.
+    """
 
 class Code(_Code, metaclass=_CodeEnumTypeWrapper):
     """The numbers are those of kvstore/partition/state/commands.py."""
@@ -66,6 +70,10 @@ CHECK: Code.ValueType  # 13
 """A condition on a key of a batch: unless it is met, nothing of the batch is done."""
 RANGE: Code.ValueType  # 14
 """A page of a range in key order, like SCAN, with BARE, REVERSE and COUNT_ONLY. The end is in `values`."""
+TRANSACT: Code.ValueType  # 15
+"""A transaction: a batch whose keys may be on several partitions. Its key is the first key that it writes, or its
+first key if it writes none.
+"""
 Global___Code: _TypeAlias = Code  # noqa: Y015
 
 class _Level:
@@ -532,6 +540,43 @@ class BatchResponse(_message.Message):
 Global___BatchResponse: _TypeAlias = BatchResponse  # noqa: Y015
 
 @_typing.final
+class TransactResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    POSITIONS_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    RING_VERSION_FIELD_NUMBER: _builtins.int
+    ring_version: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___Result]:
+        """One for each operation, in order."""
+
+    @_builtins.property
+    def positions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Progress]:
+        """The position of the transaction in each partition. A session that adds them to its token sees the transaction."""
+
+    @_builtins.property
+    def progress(self) -> Global___Progress:
+        """Of the partition that decided."""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___Result] | None = ...,
+        positions: _abc.Iterable[Global___Progress] | None = ...,
+        progress: Global___Progress | None = ...,
+        ring_version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["positions", b"positions", "progress", b"progress", "results", b"results", "ring_version", b"ring_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransactResponse: _TypeAlias = TransactResponse  # noqa: Y015
+
+@_typing.final
 class Operation(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -588,7 +633,7 @@ class Options(_message.Message):
     """Of SCAN_TOKENS: the first token."""
     @_builtins.property
     def operations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Operation]:
-        """Of BATCH."""
+        """Of BATCH and TRANSACT."""
 
     def __init__(
         self,
@@ -809,6 +854,7 @@ class Result(_message.Message):
     NEXT_FIELD_NUMBER: _builtins.int
     NEXT_TOKEN_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
+    POSITIONS_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """The operation's number, in Answers."""
     version: _builtins.int
@@ -826,7 +872,7 @@ class Result(_message.Message):
 
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___Result]:
-        """BATCH."""
+        """BATCH and TRANSACT."""
 
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
@@ -837,6 +883,10 @@ class Result(_message.Message):
     @_builtins.property
     def failure(self) -> Global___Failure:
         """Within a batch with INDEPENDENT: why this operation was not applied."""
+
+    @_builtins.property
+    def positions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Progress]:
+        """TRANSACT: its position in each partition, as in TransactResponse."""
 
     def __init__(
         self,
@@ -851,10 +901,11 @@ class Result(_message.Message):
         next: _builtins.bytes | None = ...,
         next_token: _builtins.int | None = ...,
         failure: Global___Failure | None = ...,
+        positions: _abc.Iterable[Global___Progress] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_failure", b"_failure", "_next", b"_next", "_next_token", b"_next_token", "_record", b"_record", "failure", b"failure", "next", b"next", "next_token", b"next_token", "record", b"record"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_failure", b"_failure", "_next", b"_next", "_next_token", b"_next_token", "_record", b"_record", "failure", b"failure", "integer", b"integer", "keys", b"keys", "next", b"next", "next_token", b"next_token", "number", b"number", "record", b"record", "records", b"records", "results", b"results", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_failure", b"_failure", "_next", b"_next", "_next_token", b"_next_token", "_record", b"_record", "failure", b"failure", "integer", b"integer", "keys", b"keys", "next", b"next", "next_token", b"next_token", "number", b"number", "positions", b"positions", "record", b"record", "records", b"records", "results", b"results", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__failure: _TypeAlias = _typing.Literal["failure"]  # noqa: Y015
     _WhichOneofArgType__failure: _TypeAlias = _typing.Literal["_failure", b"_failure"]  # noqa: Y015
@@ -1288,6 +1339,8 @@ class Change(_message.Message):
     SEQUENCE_FIELD_NUMBER: _builtins.int
     TIME_MS_FIELD_NUMBER: _builtins.int
     EXPIRED_FIELD_NUMBER: _builtins.int
+    TRANSACTION_FIELD_NUMBER: _builtins.int
+    TRANSACTION_KEYS_FIELD_NUMBER: _builtins.int
     key: _builtins.bytes
     sequence: _builtins.int
     """The sequence in its partition's log; the version of a put."""
@@ -1295,6 +1348,10 @@ class Change(_message.Message):
     """When it was logged, by its leader's clock."""
     expired: _builtins.bool
     """True for a delete by the store, because the key had expired."""
+    transaction: _builtins.str
+    """The transaction over several partitions that made the change, if any; equal in all partitions."""
+    transaction_keys: _builtins.int
+    """The number of different keys that the transaction writes in all partitions. Some of the writes may change nothing."""
     @_builtins.property
     def record(self) -> Global___Record:
         """Unset: the key was deleted."""
@@ -1307,10 +1364,12 @@ class Change(_message.Message):
         sequence: _builtins.int = ...,
         time_ms: _builtins.int = ...,
         expired: _builtins.bool = ...,
+        transaction: _builtins.str = ...,
+        transaction_keys: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_record", b"_record", "record", b"record"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_record", b"_record", "expired", b"expired", "key", b"key", "record", b"record", "sequence", b"sequence", "time_ms", b"time_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_record", b"_record", "expired", b"expired", "key", b"key", "record", b"record", "sequence", b"sequence", "time_ms", b"time_ms", "transaction", b"transaction", "transaction_keys", b"transaction_keys"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__record: _TypeAlias = _typing.Literal["record"]  # noqa: Y015
     _WhichOneofArgType__record: _TypeAlias = _typing.Literal["_record", b"_record"]  # noqa: Y015

@@ -54,6 +54,11 @@ class KVStub:
                 request_serializer=kvstore_dot_proto_dot_kv__pb2.BatchRequest.SerializeToString,
                 response_deserializer=kvstore_dot_proto_dot_kv__pb2.BatchResponse.FromString,
                 _registered_method=True)
+        self.Transact = channel.unary_unary(
+                '/kvstore.v1.KV/Transact',
+                request_serializer=kvstore_dot_proto_dot_kv__pb2.BatchRequest.SerializeToString,
+                response_deserializer=kvstore_dot_proto_dot_kv__pb2.TransactResponse.FromString,
+                _registered_method=True)
         self.Execute = channel.unary_unary(
                 '/kvstore.v1.KV/Execute',
                 request_serializer=kvstore_dot_proto_dot_kv__pb2.Frame.SerializeToString,
@@ -110,6 +115,16 @@ class KVServicer:
     def Batch(self, request, context):
         """Several operations on one partition, all or nothing. Returns INVALID_ARGUMENT, naming both partitions, if the keys
         are on two partitions.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Transact(self, request, context):
+        """Several operations, all or nothing, on keys that may be on several partitions. Strictly serialisable. Returns
+        CONDITION_FAILED if a condition is not met, and CONFLICT if another transaction holds a key; nothing was done then.
+        In another partition than that of the first written key, the version in the result of a write is not final. Read the
+        key before you use its version in a condition.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -181,6 +196,11 @@ def add_KVServicer_to_server(servicer, server):
                     servicer.Batch,
                     request_deserializer=kvstore_dot_proto_dot_kv__pb2.BatchRequest.FromString,
                     response_serializer=kvstore_dot_proto_dot_kv__pb2.BatchResponse.SerializeToString,
+            ),
+            'Transact': grpc.unary_unary_rpc_method_handler(
+                    servicer.Transact,
+                    request_deserializer=kvstore_dot_proto_dot_kv__pb2.BatchRequest.FromString,
+                    response_serializer=kvstore_dot_proto_dot_kv__pb2.TransactResponse.SerializeToString,
             ),
             'Execute': grpc.unary_unary_rpc_method_handler(
                     servicer.Execute,
@@ -321,6 +341,33 @@ class KV:
             '/kvstore.v1.KV/Batch',
             kvstore_dot_proto_dot_kv__pb2.BatchRequest.SerializeToString,
             kvstore_dot_proto_dot_kv__pb2.BatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Transact(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.KV/Transact',
+            kvstore_dot_proto_dot_kv__pb2.BatchRequest.SerializeToString,
+            kvstore_dot_proto_dot_kv__pb2.TransactResponse.FromString,
             options,
             channel_credentials,
             insecure,

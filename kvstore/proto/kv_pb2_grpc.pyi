@@ -41,6 +41,12 @@ class KVStub:
     """Several operations on one partition, all or nothing. Returns INVALID_ARGUMENT, naming both partitions, if the keys
     are on two partitions.
     """
+    Transact: _grpc.UnaryUnaryMultiCallable[_kv_pb2.BatchRequest, _kv_pb2.TransactResponse]
+    """Several operations, all or nothing, on keys that may be on several partitions. Strictly serialisable. Returns
+    CONDITION_FAILED if a condition is not met, and CONFLICT if another transaction holds a key; nothing was done then.
+    In another partition than that of the first written key, the version in the result of a write is not final. Read the
+    key before you use its version in a condition.
+    """
     Execute: _grpc.UnaryUnaryMultiCallable[_kv_pb2.Frame, _kv_pb2.Answers]
     """One frame of independent operations and all of its answers, as blocking clients send it."""
     Session: _grpc.StreamStreamMultiCallable[_kv_pb2.Frame, _kv_pb2.Answers]
@@ -67,6 +73,12 @@ class KVAsyncStub(KVStub):
     Batch: _aio.UnaryUnaryMultiCallable[_kv_pb2.BatchRequest, _kv_pb2.BatchResponse]  # type: ignore[assignment]
     """Several operations on one partition, all or nothing. Returns INVALID_ARGUMENT, naming both partitions, if the keys
     are on two partitions.
+    """
+    Transact: _aio.UnaryUnaryMultiCallable[_kv_pb2.BatchRequest, _kv_pb2.TransactResponse]  # type: ignore[assignment]
+    """Several operations, all or nothing, on keys that may be on several partitions. Strictly serialisable. Returns
+    CONDITION_FAILED if a condition is not met, and CONFLICT if another transaction holds a key; nothing was done then.
+    In another partition than that of the first written key, the version in the result of a write is not final. Read the
+    key before you use its version in a condition.
     """
     Execute: _aio.UnaryUnaryMultiCallable[_kv_pb2.Frame, _kv_pb2.Answers]  # type: ignore[assignment]
     """One frame of independent operations and all of its answers, as blocking clients send it."""
@@ -115,6 +127,18 @@ class KVServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_kv_pb2.BatchResponse, _abc.Awaitable[_kv_pb2.BatchResponse]]:
         """Several operations on one partition, all or nothing. Returns INVALID_ARGUMENT, naming both partitions, if the keys
         are on two partitions.
+        """
+
+    @_abc_1.abstractmethod
+    def Transact(
+        self,
+        request: _kv_pb2.BatchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kv_pb2.TransactResponse, _abc.Awaitable[_kv_pb2.TransactResponse]]:
+        """Several operations, all or nothing, on keys that may be on several partitions. Strictly serialisable. Returns
+        CONDITION_FAILED if a condition is not met, and CONFLICT if another transaction holds a key; nothing was done then.
+        In another partition than that of the first written key, the version in the result of a write is not final. Read the
+        key before you use its version in a condition.
         """
 
     @_abc_1.abstractmethod

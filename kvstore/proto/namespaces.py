@@ -28,7 +28,7 @@ def refusing(space: admin_pb2.Namespace) -> list[str]:
     return [kind for kind in KINDS if space.refused_ago_s.get(kind, REFUSING_S) < REFUSING_S]
 
 
-def strain_of(space: admin_pb2.Namespace) -> str:
+def warning_of(space: admin_pb2.Namespace) -> str:
     """Describe the limits that a namespace is near or at; empty if there are none."""
     used = {"keys": (space.keys, space.limits.keys_max), "bytes": (space.bytes, space.limits.bytes_max)}
     full = [

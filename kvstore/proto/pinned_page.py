@@ -22,7 +22,10 @@ TOKEN_BYTES = 5
 HEADER_BYTES_MIN = 17
 AGED, EXPIRES = 1, 2
 """Flags of a row's header. Each adds 8 bytes: the sequence that created the key, and the expiry."""
-HEADER_BYTES = bytes((17, 25, 25, 33))
+DELETED = 4
+"""Flag of a row that says that an intent deletes the key. It is created by sequence 0. Only reads of intents alone have
+such rows."""
+HEADER_BYTES = bytes((17, 25, 25, 33)) * 2
 """Header length by flags."""
 _fixed = Struct(">BQQ")
 _word = Struct(">Q")
@@ -36,10 +39,15 @@ class PinnedRow(NamedTuple):
     version: int
     """The sequence of the mutation that last wrote the key."""
     created: int
-    """The sequence of the mutation that created the key."""
+    """The sequence of the mutation that created the key; 0 if the key is deleted."""
     written_ms: int
     expires_ms: int
     """0: never."""
+
+    @property
+    def is_deleted(self) -> bool:
+        """True if the row says that the key is deleted. Only reads of intents alone have such rows."""
+        return self.created == 0
 
 
 def encode(keys: list[bytes], rows: list[bytes], time_ms: int, last: bytes, *, ends: bool) -> data_pb2.PinnedPage:
@@ -124,6 +132,16 @@ def row_of(key: bytes, row: bytes) -> PinnedRow:
         (expires_ms,) = _word.unpack_from(row, at)
         at += 8
     return PinnedRow(key, row[at:], version, created, written_ms, expires_ms)
+
+
+def deleted(version: int, time_ms: int) -> bytes:
+    """Return the row that says that a mutation deletes the key."""
+    return _fixed.pack(AGED | DELETED, version, time_ms) + _word.pack(0)
+
+
+def is_deleted(row: bytes) -> bool:
+    """Return True if the row says that the key is deleted."""
+    return bool(row[0] & DELETED)
 
 
 def lengths_of(column: bytes) -> array[int]:

@@ -31,8 +31,10 @@ STATUS: dict[type[errors.StoreError], grpc.StatusCode] = {
     errors.Moved: Code.FAILED_PRECONDITION,
     errors.Overloaded: Code.RESOURCE_EXHAUSTED,
     errors.RateExceeded: Code.RESOURCE_EXHAUSTED,
+    errors.Conflict: Code.ABORTED,
     errors.NotEnoughBookies: Code.UNAVAILABLE,
     errors.Unavailable: Code.UNAVAILABLE,
+    errors.OtherCluster: Code.UNAVAILABLE,
     errors.PeerRefused: Code.UNAVAILABLE,
     errors.NotCaughtUp: Code.UNAVAILABLE,
     errors.NoSuchPin: Code.NOT_FOUND,
@@ -93,12 +95,14 @@ HTTP_OF_CODE: dict[grpc.StatusCode, int] = {
 FIELDS: dict[type[errors.StoreError], tuple[tuple[str, Callable[[str], Any]], ...]] = {
     errors.NotLeader: (("partition", str), ("leader", str), ("address", str)),
     errors.Moved: (("partition", str), ("ring_version", int)),
-    errors.ConditionFailed: (("version", int),),
+    errors.ConditionFailed: (("version", int), ("quoted_key", str)),
     errors.PositionTrimmed: (("partition", str), ("asked", int), ("oldest", int)),
     errors.QuotaExceeded: (("namespace", str), ("quota", str), ("used", int), ("limit", int), ("wanted", int)),
     errors.RateExceeded: (("namespace", str), ("ops_per_s", int), ("share", int), ("retry_after_ms", int)),
 }
 """Errors that are constructed from fields. Every other error is constructed from its message."""
+OPTIONAL = frozenset(("quoted_key",))
+"""Fields of text that are not sent if they are empty, or longer than a message may be."""
 
 
 class Description(NamedTuple):
@@ -124,12 +128,14 @@ def listed(kind: type[errors.StoreError]) -> type[errors.StoreError]:
 
 
 def http_status(error: errors.StoreError) -> int:
-    """Return the HTTP status of an error. It follows from the gRPC status, with two exceptions. A Retryable error is
-    always 429 or 503, because HTTP clients retry only these statuses. QuotaExceeded is 507, because a retry does not
-    help."""
+    """Return the HTTP status of an error. It follows from the gRPC status, with three exceptions. A Retryable error is
+    always 429 or 503, because HTTP clients retry only these statuses. Conflict is 409, because the caller must run the
+    whole transaction again, reads included. QuotaExceeded is 507, because a retry does not help."""
     kind = listed(type(error))
     if kind is errors.QuotaExceeded:
         return 507
+    if kind is errors.Conflict:
+        return 409
     status = HTTP_OF_CODE[STATUS[kind]]
     return 503 if status != 429 and issubclass(kind, errors.Retryable) else status
 
@@ -138,6 +144,11 @@ def describe(error: errors.StoreError) -> Description:
     """Return the wire form of an error: its reason, message and metadata."""
     kind = listed(type(error))
     fields = {name: str(getattr(error, name)) for name, _ in FIELDS.get(kind, ())}
+    fields = {
+        name: value
+        for name, value in fields.items()
+        if name not in OPTIONAL or 0 < len(value) <= MESSAGE_CHARACTERS_MAX
+    }
     return Description(reason_of(kind), str(error)[:MESSAGE_CHARACTERS_MAX], fields)
 
 
@@ -150,7 +161,8 @@ def restore(reason: str, message: str, metadata: Mapping[str, str]) -> errors.St
     if kind not in FIELDS:
         return kind(message)
     try:
-        return kind(*(parse(metadata[name]) for name, parse in FIELDS[kind]))
+        present = [(name, parse) for name, parse in FIELDS[kind] if name in metadata or name not in OPTIONAL]
+        return kind(*(parse(metadata[name]) for name, parse in present))
     except (KeyError, ValueError):
         return errors.OutcomeUnknown(f"malformed {reason}: {message}")
 
@@ -183,11 +195,21 @@ _NO_CONNECTION = re.compile(
 )
 
 
+_HINTS = {
+    "Failed parsing HTTP/2": "; name the gRPC port, 7401 by default",
+    "WRONG_VERSION_NUMBER": "; the port does not use TLS",
+}
+"""The next step for a caller, by a part of gRPC's reason."""
+
+
 def connection_fault(text: str) -> str:
-    """Rewrite gRPC's text about a failed connection as `no connection to HOST:PORT: reason`. Any other text is
-    returned unchanged."""
+    """Rewrite gRPC's text about a failed connection as `no connection to HOST:PORT: reason`, with a hint if there is
+    one. Any other text is returned unchanged."""
     found = _NO_CONNECTION.fullmatch(text)
-    return text if found is None else f"no connection to {found[1]}: {found[2]}"
+    if found is None:
+        return text
+    hint = "".join(hint for part, hint in _HINTS.items() if part in found[2])
+    return f"no connection to {found[1]}: {found[2]}{hint}"
 
 
 def from_rpc_error(failure: RpcFailure) -> errors.StoreError:

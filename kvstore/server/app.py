@@ -19,6 +19,7 @@ from kvstore.env.ports import Task
 from kvstore.env.secret import ClusterSecret
 from kvstore.errors import Unavailable
 from kvstore.meta.store import MetadataStore, SessionState
+from kvstore.partition.partition import Partition
 from kvstore.partition.state.state import ReplicaState
 from kvstore.ring import PartitionState
 from kvstore.server.access.audit import AuditLog
@@ -317,6 +318,10 @@ class Node:
     def state_of(self, partition: PartitionId) -> ReplicaState | None:
         """Return the state of the local replica, or None."""
         return self.hosting.state_of(partition)
+
+    def hosted(self) -> dict[PartitionId, Partition]:
+        """Return the local replicas."""
+        return self.hosting.hosted()
 
     def status(self) -> dict[str, Any]:
         """Return the content of the status page."""

@@ -217,7 +217,7 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> tuple[PartitionLogs, B
         password_of=password_of(node.secret),
         instance_id=instance_id,
         pace=pace,
-        on_marked=node.worker.look if node.worker is not None else lambda: None,
+        on_marked=node.worker.poll if node.worker is not None else lambda: None,
     )
     return logs, view, bookies
 
@@ -315,7 +315,7 @@ async def _open_server(
     latest = partial(latest_of, env.clock, dispatcher)
     node.feeds = Feeds(env, node.store, logs, lambda: membership.topology.ring, latest, node.cluster)
     stack.push_async_callback(node.feeds.close)
-    stack.callback(membership.on_topology(node.feeds.look_at_ring))
+    stack.callback(membership.on_topology(node.feeds.read_ring))
     stack.push_async_callback(node.peers.close)
     stack.push_async_callback(node.links.close)
     authenticator = StreamAuthenticator(node.access, node.logins, env.nursery)
@@ -327,13 +327,14 @@ async def _open_server(
         logins=node.logins,
         id=node.id,
         allows_flush=config.server.redis_flush,
+        transactions_across_slots=config.redis.transactions_across_slots,
         rates=lambda: dispatcher.rates,
         changes=node.changes,
         scans=node.scans,
     )
     await node.resp.open(config.resp)
     stack.push_async_callback(node.resp.close)
-    membership.announcement.on_placed = node.versions.look
+    membership.announcement.on_placed = node.versions.poll
     await membership.announce()
     stack.push_async_callback(membership.announcement.withdraw)
 
@@ -390,6 +391,7 @@ def _make_hosting(
         node.versions,
         node.namespaces.book,
     )
+    stack.callback(node.versions.on_rise(node.hosting.raise_log_versions))
     node.load_sampler = LoadSampler(node.env, node.hosting, node.dispatcher)
     node.ledger_survey = LedgerSurvey(node.env.nursery, node, node.links, node.hosting)
     stack.push_async_callback(node.ledger_survey.close)

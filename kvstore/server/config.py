@@ -56,7 +56,7 @@ class Limits:
     grpc_connections_max: Annotated[int, between(1, COUNT_MAX)] = 2_500
     """Maximum number of gRPC connections. When a further client connects, the server closes the oldest connection of
     the network with the most connections if TLS is on, otherwise the new connection."""
-    http_connections_max: Annotated[int, between(1, COUNT_MAX)] = 512
+    http_connections_max: Annotated[int, between(1, COUNT_MAX)] = 4096
     """Maximum number of HTTP connections. When a further client connects, the connection that has been idle longest is
     closed."""
     bookie_connections_max: Annotated[int, between(BOOKIE_CONNECTIONS_MIN, COUNT_MAX)] = 1_024
@@ -80,7 +80,7 @@ class Limits:
             self,
             connections_max=min(self.connections_max, files // 2),
             grpc_connections_max=min(self.grpc_connections_max, files // 8 // CARRIED_FILES),
-            http_connections_max=min(self.http_connections_max, files // 16),
+            http_connections_max=min(self.http_connections_max, files // 8),
             bookie_connections_max=min(self.bookie_connections_max, files // 8),
         )
 
@@ -101,6 +101,16 @@ class ServerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RedisConfig:
+    """Settings of the Redis port."""
+
+    transactions_across_slots: bool = False
+    """Allow EXEC, MSETNX, RENAME, RENAMENX and COPY on keys of several partitions, as one transaction. Otherwise they
+    are refused with CROSSSLOT, which clients in cluster mode expect. Set it on all nodes or on none. Requires cluster
+    version 3."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataConfig:
     """The connection to the metadata store."""
 
@@ -114,7 +124,7 @@ class MetadataConfig:
     password_file: Path | None = None
     """File with the password on its first line. Only the node may be able to read it."""
     auth: Mechanism = Mechanism.DIGEST
-    """Login method for ZooKeeper: `digest` or `sasl` (DIGEST-MD5). etcd has a method of its own."""
+    """Login method for ZooKeeper: `digest` or `sasl` (DIGEST-MD5). etcd has its own method."""
     acl: Acl = Acl.CREATOR
     """Users that may change the nodes this node creates in ZooKeeper: `creator` (only this user) or `open`
     (everyone)."""
@@ -179,6 +189,8 @@ class NodeConfig:
     """Limits after which the server refuses more work."""
     server: ServerConfig = field(default_factory=ServerConfig)
     """Slow log and Redis options."""
+    redis: RedisConfig = field(default_factory=RedisConfig)
+    """Transactions of Redis clients."""
     storage: StorageConfig = field(default_factory=StorageConfig)
     """Storage of the bookie. `bookie` above is its address."""
     partition: PartitionConfig = field(default_factory=PartitionConfig)

@@ -25,6 +25,7 @@ from kvstore.partition.state.state import ReplicaState
 from kvstore.ring import Ring, Rings, codec
 from kvstore.server.cluster.membership import Membership
 from kvstore.server.routing.dispatch import Dispatcher
+from kvstore.server.routing.transactions import RoutedParticipants
 from kvstore.types import PartitionId, ServerId
 from kvstore.wal.ports import Logs
 
@@ -159,9 +160,18 @@ class Hosting:
         replica = self._hosted.get(partition) or self._leaving.get(partition)
         return None if replica is None else replica.state
 
+    def hosted(self) -> dict[PartitionId, Partition]:
+        """Return the local replicas."""
+        return dict(sorted(self._hosted.items()))
+
     def leading(self) -> dict[PartitionId, Partition]:
         """Return the local replicas that lead their partitions and serve."""
         return {partition: replica for partition, replica in self._hosted.items() if replica.serving}
+
+    def raise_log_versions(self) -> None:
+        """Raise the versions of all logs that are led here, because the cluster's version has risen."""
+        for replica in self._hosted.values():
+            replica.raise_log_version()
 
     async def _follow(self) -> None:
         while True:
@@ -325,9 +335,10 @@ class Hosting:
             self._membership.note_leader,
             self._turns,
             self._rings,
-            self._dispatcher.turn_away,
+            self._dispatcher.reject,
             self._versions,
             self._book,
+            RoutedParticipants(self._dispatcher),
         )
 
     async def _stop(self, partition: PartitionId, *, keep_pins: bool = False) -> bool:

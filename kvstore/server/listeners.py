@@ -23,7 +23,7 @@ class Listeners:
 
         return end
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Call every callback. A callback that is removed by an earlier callback is still called this time."""
         for changed in list(self._calls.values()):
             changed()

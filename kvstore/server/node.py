@@ -17,12 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from aiohttp import web
-
 from kvstore import config as toml
 from kvstore.bookie import BookieState
 from kvstore.env.beat import BEAT_S
-from kvstore.env.certificates import LOOK_S, Certificates
+from kvstore.env.certificates import CHECK_S, Certificates
 from kvstore.env.disk import lock_dir
 from kvstore.env.events import end_task, wait_within
 from kvstore.env.files.private import private_folder
@@ -36,6 +34,7 @@ from kvstore.errors import ConfigError, MetadataUnavailable, MetadataUnknown, St
 from kvstore.meta.bookie_summary import BookieSummary, read_summary
 from kvstore.meta.connect import Store, connect
 from kvstore.os_errors import is_passing, reason_of
+from kvstore.rpc.http.messages import HttpRequest
 from kvstore.server.access.audit import AuditLog
 from kvstore.server.access.http_authenticator import HttpAuthenticator
 from kvstore.server.app import Node
@@ -141,7 +140,7 @@ class Process:
         self._audit = AuditLog(env.clock.now, env.clock.date_ms, env.audit)
         """The audit log, used until the node has started."""
 
-    def note_refused(self, request: web.BaseRequest, error: StoreError) -> None:
+    def note_refused(self, request: HttpRequest, error: StoreError) -> None:
         """Record in the audit log a request that the HTTP listener refused."""
         address, call = request.remote or "?", f"HTTP {request.method[:20]} {request.path[:100]}"
         if self.node is None:
@@ -223,7 +222,7 @@ async def _run(config: NodeConfig, secret: ClusterSecret, output: Output) -> Non
         loop.add_signal_handler(which, stop.set)
     certificates = Certificates(config.tls) if config.tls.serves else None
     env = real_env(config.data_dir, name=config.id, on_error=_task_failed, tls=certificates, others=config.outside)
-    _look_at(certificates, env, loop)
+    _follow_certificates(certificates, env, loop)
     watchdog = Watchdog(end_process, str(config.data_dir))
     env = replace(env, liveness=watchdog, audit=output.audit)
     env.nursery.spawn(_beat(watchdog, env), name="beat")
@@ -277,7 +276,7 @@ async def _beat(watchdog: Watchdog, env: Env) -> None:
         await env.beat.rest(BEAT_S)
 
 
-def _look_at(certificates: Certificates | None, env: Env, loop: asyncio.AbstractEventLoop) -> None:
+def _follow_certificates(certificates: Certificates | None, env: Env, loop: asyncio.AbstractEventLoop) -> None:
     """Check the certificate files every few seconds, and at once on SIGHUP. SIGHUP must not end a node without
     certificates either, because an operator may signal all nodes."""
     hung_up = asyncio.Event()
@@ -288,9 +287,9 @@ def _look_at(certificates: Certificates | None, env: Env, loop: asyncio.Abstract
     async def follow() -> None:
         certificates.warn()
         while True:
-            await wait_within(hung_up, LOOK_S)
+            await wait_within(hung_up, CHECK_S)
             hung_up.clear()
-            certificates.look()
+            certificates.poll()
             certificates.warn()
 
     env.nursery.spawn(follow(), name="certificates")
@@ -423,11 +422,11 @@ async def _open_listeners(certificates: Certificates | None, node: Node, stack: 
     """Open the listeners for operations other than Redis."""
     if Role.SERVER not in node.config.plays:
         return
-    door = GrpcListener(node.env, node.backend_of("grpc"), node.id, node, node.config.limits.grpc_connections_max)
-    await door.open(node.config.grpc, certificates)
-    stack.push_async_callback(door.close)
-    node.endpoint_histograms = door.histograms
-    node.on_serving.append(door.set_serving)
+    listener = GrpcListener(node.env, node.backend_of("grpc"), node.id, node, node.config.limits.grpc_connections_max)
+    await listener.open(node.config.grpc, certificates)
+    stack.push_async_callback(listener.close)
+    node.endpoint_histograms = listener.histograms
+    node.on_serving.append(listener.set_serving)
 
 
 def _task_failed(name: str, error: BaseException) -> None:

@@ -14,7 +14,7 @@ from kvstore.env.events import wait_within
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.5
+POLL_S = 0.5
 """Interval of the readiness check. The status is sent when it changes."""
 PINGS = 3
 """Watchdog messages per watchdog interval, so that a late or lost message costs nothing."""
@@ -41,7 +41,7 @@ class Supervisor:
         """Report the node's status until the task is cancelled. `not_ready` returns why the node is not ready, and
         `stop` is set when the node is to stop. No watchdog message is sent while `is_live` returns False."""
         loop = asyncio.get_running_loop()
-        pause_s = LOOK_S if self._watchdog_s is None else min(LOOK_S, self._watchdog_s / PINGS)
+        pause_s = POLL_S if self._watchdog_s is None else min(POLL_S, self._watchdog_s / PINGS)
         pinged = -float("inf")
         while not await wait_within(stop, pause_s):
             self._report_status(not_ready())

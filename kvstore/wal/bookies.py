@@ -20,7 +20,7 @@ from kvstore.proto.version_two import BatchRead
 from kvstore.types import NO_ENTRY, NO_LEDGER, BookieId, EntryId, LedgerId
 from kvstore.wal.batches import TIMEOUT_S as BATCH_TIMEOUT_S
 from kvstore.wal.batches import Batches
-from kvstore.wal.connection import AddDone, AnsweredError, Connection, ReadDone, error_of
+from kvstore.wal.connection import AddDone, AnsweredError, Connection, ReadDone, error_of, settle
 from kvstore.wal.ports import EntryListener, LocalBookie, ReadAnswer
 
 T = TypeVar("T")
@@ -125,7 +125,7 @@ class BookieClients:
     async def read_lac(self, bookie: BookieId, ledger: LedgerId, digest: EntryDigest) -> EntryId:
         """Return the bookie's last-add-confirmed; see BookieClient."""
         answered: asyncio.Future[EntryId | BookieError] = asyncio.get_running_loop().create_future()
-        self.ask_lac(bookie, ledger, digest, partial(_settle, answered))
+        self.ask_lac(bookie, ledger, digest, partial(settle, answered))
         found = await answered
         if isinstance(found, BookieError):
             raise found
@@ -203,7 +203,7 @@ class _Remote:
         self._bookie = bookie
 
     def write_lac(self, ledger: LedgerId, key: bytes, body: bytes, lac: EntryId) -> None:
-        self.connection.tell(lambda txn: wire.encode_write_lac(txn, ledger, lac, key, body))
+        self.connection.notify(lambda txn: wire.encode_write_lac(txn, ledger, lac, key, body))
 
     async def read(self, ledger: LedgerId, entry: EntryId, fence_key: bytes | None, priority: int) -> BookieResponse:
         return await self.connection.ask(
@@ -300,7 +300,7 @@ class _Local:
     async def entries(self, ledger: LedgerId) -> HeldEntries:
         answered: asyncio.Future[HeldEntries | StoreError] = self._loop.create_future()
 
-        def settle(status: Status, runs: Sequence[tuple[int, int]]) -> None:
+        def listed(status: Status, runs: Sequence[tuple[int, int]]) -> None:
             if answered.done():
                 return
             if status != Status.OK and status not in _ABSENT:
@@ -308,7 +308,7 @@ class _Local:
             else:
                 answered.set_result(HeldEntries.of_runs(runs))
 
-        self.storage.list_entries(ledger, done=settle)
+        self.storage.list_entries(ledger, done=listed)
         got = await self._in_time(answered, READ_TIMEOUT_S)
         if isinstance(got, StoreError):
             raise got
@@ -320,11 +320,6 @@ class _Local:
                 return await answered
         except TimeoutError:
             raise BookieError(f"{self._bookie}: did not answer in time") from None
-
-
-def _settle(answered: asyncio.Future[T], found: T) -> None:
-    if not answered.done():
-        answered.set_result(found)
 
 
 def _lac_said(

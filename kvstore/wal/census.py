@@ -39,8 +39,9 @@ class Shortage:
         self.lacking = self.lacking_foreign = 0
         """Number of ledgers that name an unregistered bookie, and how many of them no partition of this cluster
         writes."""
-        self.at_risk = 0
-        """Number of ledgers in which some entries have fewer copies than the ack quorum."""
+        self.at_risk = self.at_risk_foreign = 0
+        """Number of ledgers in which some entries have fewer copies than the ack quorum, and how many of them no
+        partition of this cluster writes."""
         self.lacking_at: Counter[BookieId] = Counter()
         """Number of under-replicated ledgers, by the unregistered bookie whose copies are missing."""
         self.closed: Counter[BookieId] = Counter()
@@ -63,7 +64,9 @@ class Shortage:
             return
         self.lacking += ledgers
         self.lacking_foreign += ledgers * kind.is_foreign
-        self.at_risk += ledgers * any(_is_short(ensemble, gone, kind.quorum) for ensemble in kind.ensembles)
+        if any(_is_short(ensemble, gone, kind.quorum) for ensemble in kind.ensembles):
+            self.at_risk += ledgers
+            self.at_risk_foreign += ledgers * kind.is_foreign
         for bookie in gone:
             self.lacking_at[bookie] += ledgers
 

@@ -14,7 +14,7 @@ import logging
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from kvstore.env.beat import Beat
 from kvstore.env.ports import Clock, Nursery, Stream, Transport
@@ -26,6 +26,7 @@ from kvstore.proto.frames import FrameReader
 from kvstore.proto.start_tls import ClientsPrelude
 from kvstore.types import BookieId
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 1.0
@@ -149,7 +150,7 @@ class Connection:
             raise answer
         return answer
 
-    def tell(self, frame: Encode) -> None:
+    def notify(self, frame: Encode) -> None:
         """Send a request and ignore its answer. The request may be lost without an error."""
         if not self._refusal():
             self._send(frame(self._next_txn()))
@@ -370,7 +371,7 @@ class _Link:
         """See pause_writing."""
 
 
-def settle(answered: asyncio.Future[BookieResponse | BookieError], answer: BookieResponse | BookieError) -> None:
+def settle(answered: asyncio.Future[T], answer: T) -> None:
     """Set the result of `answered`, unless its caller was cancelled."""
     if not answered.done():
         answered.set_result(answer)

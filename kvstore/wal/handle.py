@@ -252,7 +252,7 @@ class LedgerHandle:
         if not self._waiting and (self._lac_timer is None or self._drained is not None):
             self._idle()
         self.progress_at = self._now()
-        self._tell(done, Position(self.ledger, entry), sent_at, None)
+        self._notify(done, Position(self.ledger, entry), sent_at, None)
 
     def _idle(self) -> None:
         if self._lac_timer is None:
@@ -286,10 +286,10 @@ class LedgerHandle:
             self._drained.set_result(None)
         waiting, self._waiting = self._waiting, deque()
         for done in waiting:
-            self._tell(done, None, 0.0, OutcomeUnknown(str(error)))
+            self._notify(done, None, 0.0, OutcomeUnknown(str(error)))
         self._on_halt(error)
 
-    def _tell(self, done: AppendDone, position: Position | None, sent_at: float, error: StoreError | None) -> None:
+    def _notify(self, done: AppendDone, position: Position | None, sent_at: float, error: StoreError | None) -> None:
         """Call `done`, and pass an exception that it raises to the event loop. Otherwise the exception would skip the
         remaining confirmations, and every later entry would be matched with the wrong callback."""
         try:

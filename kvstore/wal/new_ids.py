@@ -86,7 +86,7 @@ class NewLedgerIds:
         ledger = await self._ids.next_id(seen.ledger)
         if ledger >> RANGE_BITS < seen.ledger >> RANGE_BITS:
             await self._store.sync(paths.LEDGERS)  # a lagging server may not know yet in which range ids are counted
-            ledger = await LedgerIdGenerator(self._store).next_id(seen.ledger)
+            ledger = await self._ids.next_id(seen.ledger)
         if ledger <= seen.ledger:
             why = f"it gave ledger id {ledger}, but {seen.where} has ledger {seen.ledger}"
             log.error("the metadata store is an older copy of itself reason=%s", why)

@@ -38,6 +38,13 @@ class Pin:
     ledgers as long as it exists."""
 
 
+@dataclass(frozen=True, slots=True)
+class PinNumber:
+    """The content of the znode with the number of the last pin."""
+
+    number: int
+
+
 class Pins:
     """Creates, extends, lists and releases the pins of all partitions. Calls raise MetadataUnavailable or
     MetadataUnknown in addition to the errors that they name."""
@@ -86,6 +93,31 @@ class Pins:
         directory's version, because the new node's version may equal that of an earlier pin with the same name. Raises
         NodeExists."""
         await self._store.multi([Create(path, codec.encode(pin)), SetData(paths.parent(path), b"", -1)])
+
+    # docs/protocol.md Tx13
+    async def next_number(self, date_ms: int) -> int:
+        """Return a number for a pin of the whole store that is higher than all numbers that were returned before.
+        Numbers are at least `date_ms`, the wall clock in ms, so that they also rise if an older copy replaces the
+        metadata store."""
+        path = paths.PIN_NUMBER
+
+        async def read() -> tuple[PinNumber, int]:
+            try:
+                data, stat = await self._store.get(path)
+            except NoSuchNode:
+                with suppress(NodeExists):
+                    await self._store.create(path, codec.encode(PinNumber(0)))
+                data, stat = await self._store.get(path)
+            return codec.decode(PinNumber, data, what=path), stat.version
+
+        async def write(number: PinNumber, version: int) -> int:
+            return await self._store.set(path, codec.encode(number), version)
+
+        def higher(last: PinNumber) -> PinNumber:
+            return PinNumber(max(last.number + 1, date_ms))
+
+        found, _ = await update(read, write, higher)
+        return found.number
 
     async def hold_as_others(
         self, joined: Iterable[PartitionId], others: Iterable[PartitionId], prefix: str, now_ms: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -48,6 +49,16 @@ def _missing_in(
         lacking = wanted - held[bookie].between(named[0], named[-1])
         found += [Missing(EntryId(entry), bookie) for entry in lacking]
     return sorted(found)
+
+
+def entries_at_risk(
+    metadata: LedgerMetadata, last: EntryId, held: Mapping[BookieId, HeldEntries]
+) -> Iterator[list[EntryId]]:
+    """Yield the entries up to `last` with fewer copies than the ack quorum, one list for each slice of SLICE entries.
+    `held` are the entries of each bookie that may lack some; bookies that are not in `held` have all of theirs."""
+    spare = metadata.quorum.write - metadata.quorum.ack
+    for missing in missing_copies(metadata, last, held):
+        yield [entry for entry, count in Counter(each.entry for each in missing).items() if count > spare]
 
 
 def bookies_of(metadata: LedgerMetadata) -> list[BookieId]:

@@ -54,18 +54,18 @@ UNBOUND = 1 << 40
 
 
 class Counting(BookieClients):
-    """Counts what is asked. `is_batching` False: it gives no batches."""
+    """A bookie client that counts its requests. With `is_batching` False it supports no batched reads."""
 
     requests = 0
     is_batching = True
 
     async def read(self, *asked: Any, **how: Any) -> ReadAnswer:
-        """One entry."""
+        """Read one entry."""
         self.requests += 1
         return await super().read(*asked, **how)
 
     async def read_batch(self, *asked: Any, **how: Any) -> Sequence[bytes]:
-        """Several."""
+        """Read several entries in one request."""
         if not self.is_batching:
             raise BookieError("this client asks for no batches")
         self.requests += 1
@@ -73,7 +73,7 @@ class Counting(BookieClients):
 
 
 class Bench(NamedTuple):
-    """A closed ledger on real bookies, and what asks them."""
+    """A closed ledger on real bookies, and the clients that read it."""
 
     cluster: Processes
     env: Env
@@ -87,7 +87,7 @@ class Bench(NamedTuple):
 
 
 async def filled(cluster: Processes, quorum: Quorum, entries: int, size: int, directory: Path) -> Bench:
-    """Write the ledger, and list it as the only one of a log."""
+    """Write the ledger, and make it the only ledger of a log."""
     env, store = real_env(directory), cluster.store
     view = BookieView(store)
     await view.start(env.nursery)
@@ -149,7 +149,7 @@ async def catch_up(bench: Bench) -> None:
 
 
 async def copy(bench: Bench) -> None:
-    """Give a bookie that has nothing what another one has."""
+    """Copy one bookie's entries to the spare bookie."""
     metadata = bench.metadata
     ensemble = metadata.fragments[0].ensemble
     spare = next(each.id for each in bench.cluster.bookies if each.id not in ensemble)
@@ -160,7 +160,7 @@ async def copy(bench: Bench) -> None:
 
 
 async def measure(bench: Bench, work: Callable[[Bench], Awaitable[None]], *, is_batching: bool) -> dict[str, float]:
-    """Do it once."""
+    """Measure each work once, with and without batches."""
     pids = [bookie.process.pid for bookie in bench.cluster.bookies]
     bench.bookies.is_batching, asked = is_batching, bench.bookies.requests
     before, began, spent = sum(map(spent_s, pids)), time.perf_counter(), time.process_time()
@@ -175,7 +175,7 @@ async def measure(bench: Bench, work: Callable[[Bench], Awaitable[None]], *, is_
 
 
 async def compare(directory: Path, *, quorum: Quorum, entries: int, size: int, rounds: int) -> list[dict[str, Any]]:
-    """A row for each work and way."""
+    """Return a row for each work, with and without batches."""
     async with Processes(directory, quorum.ensemble + 1) as cluster:
         bench = await filled(cluster, quorum, entries, size, directory)
         runs: dict[tuple[str, str], list[dict[str, float]]] = {}

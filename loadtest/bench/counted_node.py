@@ -1,8 +1,8 @@
 """Runs the `kvstore` command and counts the calls of its event loop:
 `python -m loadtest.bench.counted_node FILE node run --config …`.
 
-SIGUSR1 begins a count, SIGUSR2 ends it and writes it to FILE as JSON: for each Python file and function how often
-it was called, and how often it called something written in C, together.
+SIGUSR1 begins a count. SIGUSR2 ends it and writes it to FILE as JSON: for each Python file and function, the number
+of calls of the function plus the number of C functions that it called.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ COUNTED = frozenset({"call", "c_call"})
 
 
 class Calls:
-    """Counts those of the thread that begins it. (cProfile counts those of all threads from Python 3.12 on.)"""
+    """Counts the calls of the thread that begins the count. cProfile counts the calls of all threads from Python
+    3.12 on."""
 
     def __init__(self) -> None:
         self._counts: defaultdict[CodeType, int] = defaultdict(int)
@@ -35,7 +36,8 @@ class Calls:
         sys.setprofile(count)
 
     def end(self) -> Counter[str]:
-        """Calls by Python file and function, those that it made of C among them."""
+        """End the count. Return the number of calls by Python file and function, including the C functions that each
+        called."""
         sys.setprofile(None)
         found: Counter[str] = Counter()
         for code, calls in self._counts.items():
@@ -44,7 +46,7 @@ class Calls:
 
 
 def install(file: Path) -> None:
-    """Count between the two signals."""
+    """Begin and end counts on the two signals."""
     calls = Calls()
 
     def begin(_signal: int, _frame: FrameType | None) -> None:

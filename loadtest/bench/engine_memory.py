@@ -2,9 +2,9 @@
 
     python -m loadtest.bench.engine_memory [--engines 120] [--mib 256,64,4096] [--mb 700]
 
-Each budget has a process of its own, which writes so many MB of rows of 1,000 random bytes, 100 to one engine after the
-other, and prints the most that it has resident. With 4,096 MiB nothing is flushed for the budget: that is what each
-engine takes by itself.
+Each budget has its own process. It writes the given number of MB in rows of 1,000 random bytes, 100 rows to one
+engine after the other, and prints its maximum resident memory. With a budget of 4,096 MiB nothing is flushed because
+of the budget, so that figure shows what the engines take by themselves.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from kvstore.partition.state.engine_rocks import RocksEngine
 from kvstore.partition.state.rocks_memory import RocksMemory
 
 ROWS, ROW_BYTES = 100, 1000
-"""Written to an engine together, and the size of each."""
+"""Number of rows written to an engine together, and size of a row in bytes."""
 
 
 async def fill(folder: Path, engines: int, mib: int, mb: int) -> str:
-    """Write, and return what it took."""
+    """Write the rows, and return the memory that this took."""
     memory, random = RocksMemory(mib << 20), Random(1)
     all_ = [RocksEngine(str(folder / str(number)), memory=memory) for number in range(engines)]
     opened, most, began = resident_mb(), 0, time.monotonic()
@@ -51,7 +51,7 @@ async def fill(folder: Path, engines: int, mib: int, mb: int) -> str:
 
 
 def resident_mb() -> int:
-    """Return what this process has in memory."""
+    """Return the resident memory of this process in MB."""
     found = re.search(r"VmRSS:\s+(\d+)", Path("/proc/self/status").read_text())
     return int(found[1]) // 1000 if found else 0
 

@@ -1,6 +1,7 @@
-"""Puts into etcd over its gRPC interface, so many in flight: the same load as our client's, for a fair ratio.
+"""Puts keys into etcd over its gRPC interface, with a fixed number of puts in flight, as our client does, for a fair
+ratio.
 
-The message is so small that it is written out here: PutRequest has the key as field 1 and the value as field 2.
+This module encodes the message itself, because PutRequest has only two fields: 1 is the key, 2 is the value.
 """
 
 from __future__ import annotations
@@ -14,21 +15,21 @@ from typing import Any
 import grpc
 
 from kvstore.loadtest.loads import Generator, LoadSpec, value_of
-from loadtest.bench.peers import ETCD_ENV
+from loadtest.bench.peers import etcd_env
 
 CHANNELS = 8
-"""etcd's own clients use several connections; one is a bottleneck."""
+"""Number of connections. etcd's own clients use several, because a single one is a bottleneck."""
 
 
 def put_request(key: bytes, value: bytes) -> bytes:
-    """An etcdserverpb.PutRequest."""
+    """Return an encoded etcdserverpb.PutRequest."""
     return b"\x0a" + _varint(len(key)) + key + b"\x12" + _varint(len(value)) + value
 
 
 async def puts_per_second(
     addresses: list[str], *, in_flight: int, value_bytes: int, seconds: float, warmup_s: float = 1.0
 ) -> float:
-    """Acknowledged puts per second of random keys."""
+    """Return the number of acknowledged puts of random keys per second."""
     channels = [grpc.aio.insecure_channel(address, options=_OPTIONS) for address in addresses * CHANNELS][:CHANNELS]
     calls: Iterator[Any] = itertools.cycle([channel.unary_unary("/etcdserverpb.KV/Put") for channel in channels])
     load = LoadSpec(
@@ -52,9 +53,9 @@ async def puts_per_second(
 
 
 def check_perf(addresses: list[str]) -> float:
-    """Writes per second as `etcdctl check perf --load=xl` says: 1,000 clients for a minute."""
+    """Return the writes per second that `etcdctl check perf --load=xl` reports: 1,000 clients for a minute."""
     command = ["etcdctl", "--endpoints", ",".join(addresses), "check", "perf", "--load=xl"]
-    done = subprocess.run(command, capture_output=True, text=True, env=ETCD_ENV, timeout=180, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=etcd_env(), timeout=180, check=False)
     found = re.search(r"hroughput[^0-9]*(\d+) writes/s", done.stdout + done.stderr)
     if found is None:
         raise RuntimeError(f"etcdctl check perf said no throughput: {(done.stdout + done.stderr)[-500:]!r}")

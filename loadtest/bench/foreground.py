@@ -1,5 +1,6 @@
 """A separate process that writes at a steady rate during another measurement: small SETs by the Redis protocol. Each
-begins when it is due, even if earlier ones are not done. Durations count from that time, by phase.
+write begins when it is due, even if earlier writes are not done. Durations count from that time and are grouped by
+phase.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from kvstore.loadtest.resp import Lost, ReplyError, connect
 
 KEYS = 10_000
 IN_FLIGHT = 256
-"""Writes that wait for an answer. More that are due wait for one of these, and the wait counts."""
+"""Maximum number of writes in flight. Further writes wait for one to end, and the wait counts."""
 ENDLESS_S = 1e9
 ANSWER_S = 1.0
-"""How long the last writes may take: what has no answer then is an error."""
+"""Maximum time for the last writes. A write without a reply by then counts as an error."""
 
 
 class Latencies(NamedTuple):
-    """Of one phase, in milliseconds."""
+    """The latencies of one phase, in milliseconds."""
 
     writes: int
     p50: float
@@ -42,28 +43,28 @@ class Latencies(NamedTuple):
 
 
 class Foreground:
-    """The process, from outside."""
+    """A handle on the writing process."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
     def phase(self, name: str) -> None:
-        """Begin a phase: operations that are due from now on count for it; with "" they count for none."""
+        """Begin a phase. Operations that are due from now on belong to it; with "" they belong to no phase."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{name}\n")
         self._process.stdin.flush()
 
     def end(self) -> dict[str, Latencies]:
-        """Of all phases."""
+        """End the process, and return the latencies of all phases."""
         output, _ = self._process.communicate(timeout=60)
         return {name: Latencies(*each) for name, each in json.loads(output).items()}
 
 
 @contextmanager
 def writing(addresses: Sequence[str], rate: float) -> Iterator[Foreground]:
-    """`rate` writes a second, to `host:port`s in turn."""
+    """Write `rate` times a second, to each of the `host:port`s in turn."""
     command = [sys.executable, "-m", "loadtest.bench.foreground", str(rate), *addresses]
-    # A session of its own: what the machine gives to sessions (autogroup) it does not share with its caller.
+    # A separate session: what the machine gives to sessions (autogroup) it does not share with its caller.
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -75,7 +76,7 @@ def writing(addresses: Sequence[str], rate: float) -> Iterator[Foreground]:
 
 
 async def write(rate: float, addresses: Sequence[str]) -> dict[str, Latencies]:
-    """Until standard input ends."""
+    """Write until standard input ends."""
     loop = asyncio.get_running_loop()
     load = LoadSpec(
         seconds=ENDLESS_S, warmup_s=0, rate=rate, in_flight=IN_FLIGHT, mix=(("put", 1),), keys=KEYS, prefix=b"meanwhile"

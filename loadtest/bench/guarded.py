@@ -60,12 +60,12 @@ LOADS = (
 )
 PATIENCE_S = 60.0
 SHARE_MAX = 0.02
-"""Of a GET: what authorization may take."""
+"""Maximum share of the time of a GET that authorization may take."""
 
 
 @dataclass(frozen=True)
 class Spent:
-    """By one load, once."""
+    """The figures of one run of one load."""
 
     per_s: float
     cpu_us: float
@@ -79,11 +79,11 @@ class Side:
         self._context = None if tls is None else tls.client_context()
         self._tls = tls
         self.user = ""
-        """As whom its clients log in; empty: they do not."""
+        """The user as which its clients log in; empty: they do not log in."""
         self.lead: NodePlace
 
     async def connect(self, address: str) -> AsyncRespConnection:
-        """Raises RuntimeError if the login is refused."""
+        """Connect a client. Raises RuntimeError if the login is refused."""
         made = await connect(address, timeout_s=CONNECT_S, tls=self._context)
         if self.user:
             try:
@@ -99,7 +99,8 @@ class Side:
         return Spent(load.operations / took_s, (self._cpu_s() - before) / load.operations * 1e6)
 
     def calls(self, load: Load) -> float:
-        """Of the leader's event loop per operation, without what it does in as much time without a load."""
+        """Return the calls of the leader's event loop per operation, without those that it makes in the same time
+        without a load."""
         began = time.monotonic()
         asked = self._counted(lambda: self.run(load))
         took_s = time.monotonic() - began
@@ -122,7 +123,7 @@ class Side:
         asyncio.run(work())
 
     def found(self) -> None:
-        """Add the two users, who may read and write, and have everybody asked."""
+        """Create the two users, who may read and write, and switch access control on."""
         hashed = encoded(PASSWORD, bytes(16))
         self.change(FoundAdmin(ALL, hashed), AddUser(TENANT, hashed))
         for user, prefix in ((ALL, b""), (TENANT, b"{guarded}")):
@@ -196,7 +197,7 @@ def _wait(condition: Callable[[], bool], what: str) -> None:
 
 
 def issue(folder: Path) -> Tls:
-    """A CA, and a certificate for this machine."""
+    """Issue a CA, and a certificate for this machine."""
     authority = trustme.CA()
     issued = authority.issue_cert("127.0.0.1", "localhost")
     found = Tls(cert=folder / "cert.pem", key=folder / "key.pem", ca=folder / "ca.pem")
@@ -207,7 +208,7 @@ def issue(folder: Path) -> Tls:
 
 
 def secure(cluster: Counted, file: ClusterFile, tls: Tls) -> ClusterFile:
-    """Restart its nodes with TLS; what they say is waited for by who asks them."""
+    """Restart the nodes with TLS. The caller waits until they serve."""
     for node in file.nodes:
         process = psutil.Process(node.pid)
         process.terminate()
@@ -220,7 +221,7 @@ def secure(cluster: Counted, file: ClusterFile, tls: Tls) -> ClusterFile:
 
 
 def measure(rounds: int) -> list[dict[str, Any]]:
-    """The rows of the table."""
+    """Return the rows of the table."""
     with ExitStack() as stack:
         sides = []
         for _ in range(2):

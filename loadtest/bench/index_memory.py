@@ -53,14 +53,14 @@ def resident_bytes() -> int:
 
 
 def ids(count: int, per_ledger: int, *, holes: bool) -> Iterator[tuple[int, int]]:
-    """Ledger and entry, in the order in which they are stored."""
+    """Yield ledger and entry ids in the order in which the entries are stored."""
     for number in range(count):
         ledger, entry = divmod(number, per_ledger)
         yield ledger + 1, entry * 3 // 2 if holes else entry
 
 
 async def fill(env: Env, count: int, size: int, per_ledger: int, *, holes: bool) -> None:
-    """Make the directory, a segment at a time."""
+    """Write the directory, one segment at a time."""
     for directory in (CONFIG.journal_dir, CONFIG.index_dir):
         make_directory(env.disk, directory)
     inventory = Inventory(IndexFiles(env.disk, CONFIG.index_dir))

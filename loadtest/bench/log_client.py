@@ -36,10 +36,10 @@ from tests.interop.processes import Processes
 from tests.interop.python_client import client
 
 WRITE = "write"
-"""The first word of the command line that is one client alone."""
+"""First word of the command line of a process that is one client."""
 LATE_S = 120.0
 WARM_S = 8.0
-"""Not counted: Java compiles meanwhile."""
+"""Duration of the warm-up, which is not counted because Java compiles meanwhile."""
 HEAD = (
     "| runs | in flight | client | bookies | adds/s | MB/s | p50 ms | p99 ms | us of the client | us of the bookies |\n"
     + 10 * "|---"
@@ -52,16 +52,16 @@ LINE = (
 
 
 class RunEnded(Exception):
-    """A client ended without its figures; says what it wrote last."""
+    """A client ended without printing its figures. The message has the last output of the client."""
 
 
 class Load:
-    """Keeps so many adds in flight on one ledger."""
+    """Keeps a fixed number of adds in flight on one ledger."""
 
     def __init__(self, handle: LedgerHandle, window: int, size: int) -> None:
         self.confirmed = 0
         self.took_s: list[float] = []
-        """Of each add since the list was last made empty, from its call to its confirmation."""
+        """Time from the call of each add to its confirmation, since the list was last cleared."""
         self._sent: deque[float] = deque()
         self._handle = handle
         self._window = window
@@ -89,7 +89,7 @@ class Load:
 
 
 async def write(zookeeper: str, window: int, size: int, seconds: float, warm_s: float) -> None:
-    """Be the client, and say how it went."""
+    """Run as the client, and print its figures."""
     async with client(zookeeper) as (env, ports, creator):
         metadata = await creator.create(PartitionId("p1"), LedgerId(-1))
         halted: list[StoreError] = []
@@ -101,7 +101,7 @@ async def write(zookeeper: str, window: int, size: int, seconds: float, warm_s: 
         began, spent, confirmed = time.perf_counter(), time.process_time(), load.confirmed
         sys.stdout.write("begun\n")
         sys.stdout.flush()
-        for _ in range(100):  # a disk may stand still for longer than a short run lasts
+        for _ in range(100):  # a disk may hang for longer than a short run lasts
             await asyncio.sleep(seconds)
             if load.took_s or halted:
                 break
@@ -123,7 +123,7 @@ async def write(zookeeper: str, window: int, size: int, seconds: float, warm_s: 
 
 
 def spent_s(pid: int) -> float:
-    """Processor seconds of a process so far."""
+    """Return the processor time of a process so far, in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -133,11 +133,11 @@ class Kind(NamedTuple):
 
     bookies: list[int]
     commands: dict[str, list[str]]
-    """By whose client it is."""
+    """Command lines, by the owner of the client."""
 
 
 async def one_run(kind: Kind, command: Sequence[str], size: int) -> dict[str, float]:
-    """Run a client, and read from it when it has begun and what it did. Raises RunEnded."""
+    """Run a client. Reads from it when it has begun and what it did. Raises RunEnded."""
     process = await asyncio.create_subprocess_exec(*command, stdout=PIPE)
     assert process.stdout is not None
     try:
@@ -165,7 +165,7 @@ async def one_run(kind: Kind, command: Sequence[str], size: int) -> dict[str, fl
 
 
 async def _line(output: asyncio.StreamReader, start: bytes) -> bytes:
-    """The first line that begins so."""
+    """Return the first line that begins with these words."""
     last = b""
     while not (line := await output.readline()).startswith(start):
         if not line:
@@ -175,7 +175,8 @@ async def _line(output: asyncio.StreamReader, start: bytes) -> bytes:
 
 
 async def kinds(directory: Path, stack: AsyncExitStack) -> dict[str, Kind]:
-    """The bookies, by whose they are. Each kind is a cluster of its own: a ledger's are all of one kind."""
+    """Yield the bookies, by their owner. Each kind is its own cluster, because all bookies of a ledger must be
+    of one kind."""
     ours = await stack.enter_async_context(Processes(directory / "ours", 3))
     found = {"ours": (ours, [bookie.process.pid for bookie in ours.bookies])}
     if java.is_installed():
@@ -187,7 +188,7 @@ async def kinds(directory: Path, stack: AsyncExitStack) -> dict[str, Kind]:
 
 
 def clients(cluster: Processes) -> dict[str, list[str]]:
-    """The command lines that write to a cluster, without the numbers."""
+    """Return the command lines that write to a cluster, without their numbers."""
     commands = {"ours": [sys.executable, "-m", __spec__.name, WRITE, cluster.zookeeper.address]}
     if java.is_installed():
         commands["Apache's"] = [word for word in cluster.session("Load") if word != java.QUICK]
@@ -221,7 +222,7 @@ async def compare(
 
 
 def run_bench(*, in_flight: Sequence[int], size: int, seconds: float, rounds: int) -> None:
-    """Measure, and print."""
+    """Measure, and print the figures."""
     if java.is_installed():
         java.compile_sessions()
     with tempfile.TemporaryDirectory(prefix="bench-log-client-") as directory:

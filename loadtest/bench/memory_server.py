@@ -1,4 +1,5 @@
-"""A server for our gRPC clients with nothing behind it but a dictionary: what gRPC and a client cost by themselves.
+"""A server for our gRPC clients that stores keys in a dictionary. It shows the cost of gRPC and of a client by
+themselves.
 
 python -m loadtest.bench.memory_server HOST:PORT
 """
@@ -43,7 +44,7 @@ class Memory(kv_pb2_grpc.KVServicer):  # type: ignore[misc]  # of its methods th
     async def Execute(self, request: kv_pb2.Frame, context: Any) -> kv_pb2.Answers:
         return self._answers(request)
 
-    async def Session(self, request_iterator: AsyncIterator[kv_pb2.Frame], context: Any) -> None:
+    async def Session(self, request_iterator: AsyncIterator[kv_pb2.Frame], context: Any) -> None:  # type: ignore[override]
         await context.send_initial_metadata(())
         async for frame in request_iterator:
             await context.write(self._answers(frame))

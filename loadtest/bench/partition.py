@@ -28,7 +28,7 @@ from kvstore.env.clock import SystemClock
 from kvstore.errors import StoreError
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.leader import Leader
-from kvstore.partition.state.commands import Op, RequestId, Sink, get, put
+from kvstore.partition.state.commands import Get, Op, Put, RequestId, Sink
 from kvstore.partition.state.engine_rocks import RocksEngine
 from kvstore.partition.state.entry import decode
 from kvstore.partition.state.state import ReplicaState
@@ -71,7 +71,7 @@ class InstantLog:
 
 
 class Counter(Sink):
-    """A sink that counts, and wakes who waits for a number of results."""
+    """A sink that counts results, and wakes the caller that waits for a number of them."""
 
     def __init__(self) -> None:
         self.left = 0
@@ -108,7 +108,7 @@ class Bench:
         self.random = Random(1)
 
     async def run(self, ops: list[Op], batch: int) -> None:
-        """Submit `ops`, so many at a time."""
+        """Submit `ops`, a fixed number at a time."""
         submit, sink = self.leader.submit, self.sink
         for start in range(0, len(ops), batch):
             some = ops[start : start + batch]
@@ -120,21 +120,21 @@ class Bench:
         return (b"key:%012d" % self.random.randrange(KEYS) for _ in range(count))
 
     def puts(self, count: int, size: int = 100) -> list[Op]:
-        return [put(key, b"x" * size) for key in self.keys(count)]
+        return [Put(key, b"x" * size) for key in self.keys(count)]
 
     def puts_with_ids(self, count: int) -> list[Op]:
         client, seen = self.random.randbytes(16), int(time.time() * 1000)
         return [
-            put(key, b"x" * 100, request=RequestId(client, number, max(1, number - 200), seen))
+            Put(key, b"x" * 100, request=RequestId(client, number, max(1, number - 200), seen))
             for number, key in enumerate(self.keys(count), 1)
         ]
 
     def gets(self, count: int) -> list[Op]:
-        return [get(key) for key in self.keys(count)]
+        return [Get(key) for key in self.keys(count)]
 
 
 async def costs(bench: Bench, make: Callable[[], list[Op]], batch: int) -> tuple[float, float, float]:
-    """Microseconds of CPU per operation: least, median, mean."""
+    """Return the microseconds of CPU per operation: minimum, median, mean."""
     rounds = []
     for _ in range(ROUNDS):
         ops = make()
@@ -145,7 +145,7 @@ async def costs(bench: Bench, make: Callable[[], list[Op]], batch: int) -> tuple
 
 
 def yardstick() -> tuple[float, float]:
-    """Microseconds for a fixed piece of work: least and median. About 20 on an idle core of 2024."""
+    """Return the microseconds for a fixed piece of work: minimum and median. About 20 on an idle core of 2024."""
     rounds = []
     for _ in range(200):
         began = time.process_time()
@@ -156,7 +156,7 @@ def yardstick() -> tuple[float, float]:
 
 
 def replica_apply(bench: Bench, directory: Path) -> float:
-    """Decode and apply all that the leader has logged."""
+    """Decode and apply everything that the leader has logged."""
     state = ReplicaState(P1, RocksEngine(str(directory / "replica")), bench.config)
     entries = [LogEntry(Position(LedgerId(1), EntryId(n)), payload) for n, payload in enumerate(bench.log.payloads)]
     began = time.process_time()
@@ -166,7 +166,7 @@ def replica_apply(bench: Bench, directory: Path) -> float:
 
 
 def codec(bench: Bench) -> tuple[float, float]:
-    """Microseconds per 100 mutations: encode, decode."""
+    """Return the microseconds per 100 mutations: to encode, to decode."""
     payload = next(each for each in reversed(bench.log.payloads) if len(decode(each).keys) == 100)
     entry, count = decode(payload), 2000
     began = time.process_time()

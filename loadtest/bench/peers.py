@@ -1,8 +1,10 @@
-"""The systems that the benchmarks compare with: a three-node etcd and a Redis that always syncs, both from Debian's
-packages, gRPC itself, and the floor. Also what these and our own clusters need: ports, and a folder on a real disk."""
+"""The systems that the benchmarks compare with: a three-node etcd, of the extra `local` or Debian's package; a Redis
+that always syncs, of Debian's package; gRPC itself; and the floor. This module also provides ports and a folder on a
+real disk, for these systems and for our own clusters."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import socket
@@ -24,8 +26,19 @@ from loadtest.floor_member import PROCESSES
 START_S = 20.0
 
 
+def _path() -> str:
+    """Return the directories of programs. The first is that of the interpreter, where the extra `local` installs
+    etcd."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+
+
+def etcd_env() -> dict[str, str]:
+    """Return the environment of etcdctl."""
+    return {"ETCDCTL_API": "3", "PATH": _path()}
+
+
 def is_installed(*programs: str) -> bool:
-    return all(shutil.which(program) for program in programs)
+    return all(shutil.which(program, path=_path()) for program in programs)
 
 
 def up_on_free_ports(cluster: LocalCluster, offsets: Iterable[int], **wish: Any) -> ClusterFile:
@@ -46,7 +59,7 @@ def up_on_free_ports(cluster: LocalCluster, offsets: Iterable[int], **wish: Any)
 
 @contextmanager
 def redis(folder: Path, *, is_synced: bool = True) -> Iterator[int]:
-    """A Redis with `appendfsync always`, or in memory only; gives its port."""
+    """Run Redis with `appendfsync always`, or in memory only. Yields its port."""
     (port,) = free_ports(1)
     arguments = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
     synced = ["--appendonly", "yes", "--appendfsync", "always"] if is_synced else []
@@ -57,20 +70,20 @@ def redis(folder: Path, *, is_synced: bool = True) -> Iterator[int]:
 
 @contextmanager
 def empty_grpc(folder: Path) -> Iterator[str]:
-    """A gRPC server of the same library whose handlers do nothing; gives its address."""
+    """Run a gRPC server of the same library whose handlers do nothing. Yields its address."""
     with _python_server("loadtest.bench.unary", folder) as address:
         yield address
 
 
 @contextmanager
 def memory_grpc(folder: Path) -> Iterator[str]:
-    """A server for our own clients that has nothing but a dictionary; gives its address."""
+    """Run a server for our own clients that stores keys in a dictionary. Yields its address."""
     with _python_server("loadtest.bench.memory_server", folder) as address:
         yield address
 
 
 class Floor(NamedTuple):
-    """A running loadtest/floor.py: its own process, the three others, and their addresses."""
+    """A running loadtest/floor.py: its own process, the three processes that it has started, and their addresses."""
 
     pid: int
     pids: list[int]
@@ -79,7 +92,7 @@ class Floor(NamedTuple):
 
 @contextmanager
 def floor(folder: Path, *, is_looking_up: bool = False) -> Iterator[Floor]:
-    """The three processes of the floor, once they answer."""
+    """Run the three processes of the floor. Yields once they answer."""
     command = [sys.executable, "-m", "loadtest.floor", "--data", str(folder), "--port", "0"]
     command += ["--lookup"] if is_looking_up else []
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -99,7 +112,7 @@ def floor(folder: Path, *, is_looking_up: bool = False) -> Iterator[Floor]:
 
 @contextmanager
 def etcd(folder: Path) -> Iterator[list[str]]:
-    """Three etcd members; gives their client addresses."""
+    """Run three etcd members. Yields their client addresses."""
     names = ["e1", "e2", "e3"]
     ports = free_ports(6)
     peers = {name: f"http://127.0.0.1:{port}" for name, port in zip(names, ports[:3], strict=True)}
@@ -131,7 +144,8 @@ def etcd(folder: Path) -> Iterator[list[str]]:
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A folder that is gone afterwards. Under the working directory: /tmp may be no real disk."""
+    """Yield a folder that is removed afterwards. It is under the working directory, because /tmp may not be on a
+    real disk."""
     reports = Path.cwd() / "reports"
     reports.mkdir(exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="scratch-", dir=reports))
@@ -162,7 +176,8 @@ def _process(program: str, *arguments: str, folder: Path) -> Iterator[None]:
 def _start(program: str, *arguments: str, folder: Path) -> subprocess.Popen[bytes]:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"{Path(program).name}.log").open("wb") as log:
-        return subprocess.Popen([program, *arguments], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        command = [shutil.which(program, path=_path()) or program, *arguments]
+        return subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 
 
 def _end(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
@@ -186,7 +201,7 @@ def _wait_listening(port: int) -> None:
 
 
 def _wait_answering(door: str) -> None:
-    """A process of the floor listens long before it serves."""
+    """Wait until a process of the floor answers. It listens long before it serves."""
     host, _, port = door.rpartition(":")
     with socket.create_connection((host, int(port)), START_S) as connection:
         connection.sendall(b"*1\r\n$4\r\nPING\r\n")
@@ -198,10 +213,7 @@ def _wait_healthy(endpoints: str) -> None:
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         command = ["etcdctl", "--endpoints", endpoints, "endpoint", "health"]
-        if subprocess.run(command, capture_output=True, env=ETCD_ENV, check=False).returncode == 0:
+        if subprocess.run(command, capture_output=True, env=etcd_env(), check=False).returncode == 0:
             return
         time.sleep(0.2)
     raise TimeoutError(f"etcd at {endpoints} is not healthy within {START_S} s")
-
-
-ETCD_ENV = {"ETCDCTL_API": "3", "PATH": "/usr/bin:/bin:/usr/local/bin"}

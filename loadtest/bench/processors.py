@@ -1,4 +1,4 @@
-"""Which processors do what while something is measured: who asks has one, who answers the others, and none sleeps.
+"""Assign processors for a measurement: the client has one, the servers have the others, and none sleeps.
 
 A processor that has nothing to do goes to sleep, and takes some 30 µs to come back; one that two programs share has the
 other one's bytes in its caches. Both would make the same server slower for a program that takes longer between two
@@ -17,16 +17,16 @@ from pathlib import Path
 AUTOGROUP = Path("/proc/self/autogroup")
 LEAST_NICE = "19"
 IS_LINUX = sys.platform == "linux"
-"""Elsewhere nothing here does anything."""
+"""Only Linux can restrict processes to processors. Elsewhere this module does nothing."""
 
 
 def of_askers() -> Set[int]:
-    """One of those that this process may use."""
+    """Return the processor for clients: one of those that this process may use."""
     return set(sorted(_usable())[:1])
 
 
 def of_answerers() -> Set[int]:
-    """All others; with a single one, that."""
+    """Return the processors for servers: all others, or the only one."""
     return _usable() - of_askers() or _usable()
 
 
@@ -49,7 +49,7 @@ def on(processors: Set[int]) -> Iterator[None]:
 
 @contextmanager
 def awake() -> Iterator[None]:
-    """No processor sleeps: on each is a process that runs only while nobody else wants to."""
+    """Keep all processors awake: on each runs a process that has the lowest priority."""
     command = [sys.executable, "-m", "loadtest.bench.processors", str(os.getpid())]
     running = [subprocess.Popen(command, start_new_session=True) for _ in _usable()]
     try:
@@ -61,7 +61,7 @@ def awake() -> Iterator[None]:
 
 
 def turn_until_orphaned(parent: int) -> None:
-    """Have nothing to do, busily."""
+    """Loop without work until the parent process has ended."""
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     with suppress(OSError):  # kernels that share processors out among sessions first do not look at the class there
         AUTOGROUP.write_text(LEAST_NICE)

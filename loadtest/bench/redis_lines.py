@@ -1,4 +1,4 @@
-"""Lines of redis-benchmark, run and read."""
+"""Runs redis-benchmark and reads its lines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KEYS = 1_000_000
 
 
 class Line(NamedTuple):
-    """How a benchmark is run."""
+    """The options of one run of redis-benchmark."""
 
     command: str
     """`set` or `get`."""
@@ -19,9 +19,9 @@ class Line(NamedTuple):
     value_bytes: int = 100
     pipeline: int = 1
     tag: str = ""
-    """All keys carry it, so they are of one partition; empty: all partitions."""
+    """Hash tag of all keys, so that they belong to one partition; empty: all partitions."""
     prefix: str = ""
-    """Other keys than redis-benchmark's own: this and twelve digits."""
+    """Prefix of the keys, followed by twelve digits; empty: the keys of redis-benchmark."""
     keys: int = KEYS
 
 
@@ -32,7 +32,7 @@ class Figure(NamedTuple):
 
 
 def run_line(line: Line, address: str, requests: int) -> Figure:
-    """Run redis-benchmark against host:port. Raises RuntimeError with what it said."""
+    """Run redis-benchmark against host:port. Raises RuntimeError with its output."""
     host, _, port = address.rpartition(":")
     command = ["redis-benchmark", "-h", host, "-p", port, "-c", str(line.connections), "-n", str(requests)]
     command += ["-r", str(line.keys), "-P", str(line.pipeline), "--csv", *_what(line)]
@@ -45,12 +45,12 @@ def run_line(line: Line, address: str, requests: int) -> Figure:
 
 
 def run_for(line: Line, address: str, seconds: float) -> Figure:
-    """Run redis-benchmark for about `seconds`. Raises RuntimeError with what it said."""
+    """Run redis-benchmark for about `seconds`. Raises RuntimeError with its output."""
     return run_line(line, address, requests_for(line, address, seconds))
 
 
 def requests_for(line: Line, address: str, seconds: float) -> int:
-    """Return how many requests take about `seconds`, as a short run tells."""
+    """Return the number of requests that take about `seconds`, according to a short run."""
     least = max(2_000, 20 * line.connections * line.pipeline)
     return max(least, int(run_line(line, address, least).per_s * seconds))
 

@@ -34,8 +34,9 @@ from loadtest.bytes_per_key import Puts, metrics_of, put_all
 
 OFFSETS = range(21_300, 22_000, 100)
 QUIET_S, SETTLE_MAX_S, REST_S = 12.0, 120.0, 15.0
-"""At rest is a cluster whose metadata store has not been written to for so long: leads go back to those that the ring
-prefers. How long that is waited for; and for how long it is looked at."""
+"""A cluster is at rest when nothing has been written to its metadata store for QUIET_S: after a start, leads first
+return to the nodes that the ring prefers. SETTLE_MAX_S is the maximum wait for that, and REST_S the time for which the
+cluster at rest is observed."""
 START_S, TAKEOVER_S, POLL_S = 600, 120.0, 0.2
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -60,7 +61,7 @@ def measure(partitions: int, puts: Puts, seconds: float) -> dict[str, Any]:
 
 
 def founded(cluster: LocalCluster, partitions: int) -> ClusterFile:
-    """Start it, however long that takes."""
+    """Found the cluster, however long that takes."""
     with suppress(Unavailable):  # not ready after a minute; its processes run on
         return peers.up_on_free_ports(cluster, OFFSETS, partitions=partitions)
     cluster.wait_ready(START_S)
@@ -68,7 +69,7 @@ def founded(cluster: LocalCluster, partitions: int) -> ClusterFile:
 
 
 def started(cluster: LocalCluster) -> ClusterFile:
-    """Start it again, however long that takes."""
+    """Start the cluster again, however long that takes."""
     with suppress(Unavailable):
         return cluster.up(UpOptions(data_dir=cluster.data_dir))
     cluster.wait_ready(START_S)
@@ -93,7 +94,7 @@ def settled(file: ClusterFile) -> float:
 
 
 def at_rest(file: ClusterFile) -> dict[str, Any]:
-    """Memory and processor time of a node and of the metadata store, and what that is asked for."""
+    """Return the memory and processor time of a node and of the metadata store, and the requests to that store."""
     before, began = _counts(file), time.monotonic()
     time.sleep(REST_S)
     after, took = _counts(file), time.monotonic() - began
@@ -111,7 +112,7 @@ def at_rest(file: ClusterFile) -> dict[str, Any]:
 
 
 def under_writes(file: ClusterFile, puts: Puts) -> dict[str, Any]:
-    """The most memory that any node took meanwhile, and what its engines have of their budget then."""
+    """Return the maximum memory of any node during writes, and the part of the budget that its engines use then."""
     took = put_all(file, puts)
     numbers = [metrics_of(node.http) for node in file.nodes]
     return {
@@ -124,7 +125,7 @@ def under_writes(file: ClusterFile, puts: Puts) -> dict[str, Any]:
 
 
 def latencies(file: ClusterFile, puts: Puts, seconds: float) -> dict[str, Any]:
-    """p50 and p99 of SET and GET on keys that are there."""
+    """Return p50 and p99 of SET and GET of existing keys."""
     found: dict[str, Any] = {}
     for command in ("set", "get"):
         line, door = Line(command, 50, prefix="key:", keys=puts.keys), file.nodes[0].resp
@@ -134,7 +135,7 @@ def latencies(file: ClusterFile, puts: Puts, seconds: float) -> dict[str, Any]:
 
 
 def after_a_kill(file: ClusterFile, partitions: int) -> dict[str, Any]:
-    """How long others need to lead everything, and what they ask of the metadata store for that."""
+    """Return the time until other nodes lead everything, and the requests to the metadata store meanwhile."""
     victim, *others = file.nodes
     led = metrics_of(victim.http)["partition_is_leader"]
     before, began = _store_counts(file), time.monotonic()
@@ -168,7 +169,7 @@ def _store_counts(file: ClusterFile) -> dict[str, int]:
 
 
 def store_counts(mntr: str, srvr: str) -> dict[str, int]:
-    """Return what a ZooKeeper has and has been asked for, by its own words; `writes` counts its transactions. Raises
+    """Return what a ZooKeeper reports about its size and its requests; `writes` counts its transactions. Raises
     RuntimeError if it does not answer."""
     monitor = dict(re.findall(r"^(zk_\w+)\t(\d+)", mntr, re.MULTILINE))
     last = re.search(r"Zxid: (0x[0-9a-f]+)", srvr)

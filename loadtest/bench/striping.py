@@ -41,7 +41,7 @@ LINES = {
 
 
 def measure(quorum: Quorum, nodes: int, seconds: float) -> dict[str, Any]:
-    """A row of the table, from a cluster of its own."""
+    """Return a row of the table, measured on its own cluster."""
     names = ("ensemble", "write", "ack")
     settings = tuple(Setting(f"log.quorum.{name}", getattr(quorum, name)) for name in names)
     with peers.scratch() as folder:
@@ -62,7 +62,7 @@ def _rate(line: Line, door: str, seconds: float) -> int:
 
 
 def _lone(file: ClusterFile) -> dict[str, float]:
-    """Milliseconds of lone SETs until they are answered, and until every other node shows them."""
+    """Return the milliseconds of single SETs until they are answered, and until every other node shows them."""
     doors = [
         BlockingRespConnection(node.resp, Stopwatch(), connect_s=SHOWN_S_MAX, patience_s=SHOWN_S_MAX)
         for node in file.nodes
@@ -100,7 +100,7 @@ def _until_shown(doors: Sequence[BlockingRespConnection], wanted: bytes, began: 
 
 
 def quorum_of(text: str) -> Quorum:
-    """Read `5/3/2`."""
+    """Parse `5/3/2`."""
     ensemble, write, ack = map(int, text.split("/"))
     return Quorum(ensemble, write, ack)
 

@@ -44,7 +44,7 @@ from loadtest.floor_member import PROCESSES
 
 OFFSETS = range(24_000, 30_000, 100)
 SPREAD_S = 30.0
-"""Nodes give leads back to each other in less."""
+"""Maximum wait until each node leads one partition."""
 
 
 @dataclass
@@ -54,10 +54,10 @@ class Measured:
     name: str
     unit: str = "/s"
     target: float | None = None
-    """To be reached; for times, not to be exceeded."""
+    """The target: a minimum, or a maximum for times."""
     values: list[float] = field(default_factory=list)
     note: str = ""
-    """Remarks on the figures: operations that failed, a leader that has changed."""
+    """Remarks on the figures, such as failed operations or a change of leader."""
 
     @property
     def value(self) -> float:
@@ -87,18 +87,18 @@ class Measured:
 
 @dataclass(frozen=True)
 class Subject:
-    """The cluster, and where a partition is led."""
+    """The cluster, and the leader of a partition."""
 
     file: ClusterFile
     asked: str
-    """RESP address of the node that is asked."""
+    """RESP address of the node that receives the requests."""
     tag: str
-    """Keys that carry it are led by that node."""
+    """Hash tag of the keys that this node leads."""
     config: ClientConfig
 
 
 def run_suite(*, data_dir: Path | None, runs: int, seconds: float, only: str, out: Path) -> list[Measured]:
-    """Run it, print it, write it. Raises ConfigError where no line is to be measured."""
+    """Run the suite, print it, and write it. Raises ConfigError if no line is to be measured."""
     with peers.scratch() as folder, _cluster(data_dir, folder) as file:
         subject = _on_loop(lambda: _subject(file))
         # First the floor: it begins with as little data as the store.
@@ -130,8 +130,8 @@ ASYNC = "AsyncClient put, 1,000 in flight, 1 KB"
 EMPTY = "a gRPC server that does nothing: unary Get, 64 in flight"
 REDIS = "Redis, appendfsync always"
 REDIS_REFERENCE = {("set", 1): 66_500, ("set", 16): 435_000, ("get", 1): 100_000}
-"""(Command, pipeline) → what Redis did per second on the machine for which the targets were set: a target divided by
-it is a target for any machine."""
+"""(Command, pipeline) → operations per second of Redis on the machine for which the targets were set. A target
+divided by this figure is a target for any machine."""
 SINGLE = "SET, 1 connection: p50, led by the asked node"
 FLOORS = {"the floor": False, "the floor with lookup": True}
 FLOOR_LINES: tuple[tuple[str, Line], ...] = (
@@ -148,7 +148,8 @@ def _ours(subject: Subject, runs: int, seconds: float, only: str) -> Iterator[Me
 
 
 def _lines(subject: Subject, seconds: float) -> Iterator[tuple[Measured, Callable[[], float]]]:
-    """Each line with what measures it once; without redis-benchmark those of our own clients."""
+    """Return each line with the function that measures it once; without redis-benchmark, only the lines of our own
+    clients."""
     if peers.is_installed("redis-benchmark"):
         yield from _redis_lines(subject, seconds)
     else:
@@ -190,7 +191,7 @@ def _unary_calls(address: str, method: str, tag: str, seconds: float) -> float:
 
 
 def _redis(subject: Subject, line: Line, seconds: float) -> Figure:
-    """One run of about `seconds`: a short one tells how many requests that takes."""
+    """Run redis-benchmark for about `seconds`. A short run finds the number of requests for that."""
     line = line._replace(tag=subject.tag if line.tag else "")
     return run_for(line, subject.asked, seconds)
 
@@ -208,7 +209,7 @@ def _async_client(subject: Subject, load: LoadSpec, measured: Measured) -> float
 
 
 def _beside_floor(subject: Subject, runs: int, seconds: float, only: str) -> list[Measured]:
-    """Lines of the store and of the floors, and its ratios to them. Those of the store alone take no floor."""
+    """Yield the lines of the store and of the floors, and the ratios. Lines of the store alone need no floor."""
     lines = [each for each in FLOOR_LINES if not only or (only in f"floor: {each[0]}" and "floor" in only)]
     if not lines or not peers.is_installed("redis-benchmark"):
         return []
@@ -230,7 +231,7 @@ def _beside_floor(subject: Subject, runs: int, seconds: float, only: str) -> lis
 
 
 def _in_turn(name: str, line: Line, asked: dict[str, tuple[str, str]], runs: int, seconds: float) -> Iterator[Measured]:
-    """One line at the store and at the floors by turns: what else the machine does strikes all alike."""
+    """Measure one line at the store and at the floors in turn, so that other work of the machine slows all alike."""
     lines = {who: (line._replace(tag=tag if line.tag else ""), address) for who, (address, tag) in asked.items()}
     (store, at), *_ = lines.values()
     requests = requests_for(store, at, seconds)
@@ -250,7 +251,7 @@ def _in_turn(name: str, line: Line, asked: dict[str, tuple[str, str]], runs: int
 
 
 def _beside_peers(ours: dict[str, Measured], runs: int, seconds: float) -> list[Measured]:
-    """Redis and etcd on this machine, our own cluster being down; and the ratios."""
+    """Yield the lines of Redis and etcd on this machine while our own cluster is down, and the ratios."""
     found: list[Measured] = []
     with peers.scratch() as folder, peers.empty_grpc(folder) as address:
         found.append(_repeat(Measured(EMPTY), runs, lambda: _unary_calls(address, "Get", "empty", seconds)))
@@ -312,13 +313,14 @@ async def _subject(file: ClusterFile) -> Subject:
 
 
 async def _leaders(subject: Subject) -> dict[str, str]:
-    """Where each partition is led."""
+    """Return the leader of each partition."""
     async with AsyncClient(subject.config) as client:
         return {each: client.cluster.leader_of(each) for each in client.cluster.partitions()}
 
 
 async def _spread(subject: Subject) -> dict[str, str]:
-    """The leaders, once each node leads one partition as in the floor; or after a while as they are."""
+    """Return the leaders once each node leads one partition, as in the floor. After a while, return the leaders as
+    they are."""
     until = time.monotonic() + SPREAD_S
     while len(set((leaders := await _leaders(subject)).values())) < len(leaders):
         if time.monotonic() > until:

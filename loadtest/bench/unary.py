@@ -1,5 +1,5 @@
-"""Plain unary calls, as a client without our library makes them; and, as a program, the server that does nothing:
-what gRPC itself costs.
+"""Make plain unary calls, as a client without our library does. As a program, this module is a server that does
+nothing, which shows the cost of gRPC itself.
 
     python -m loadtest.bench.unary HOST:PORT
 """
@@ -23,7 +23,7 @@ VALUE = bytes(100)
 async def calls_per_second(
     address: str, method: str, tag: str, *, in_flight: int, seconds: float, warmup_s: float = 0.5
 ) -> float:
-    """Get or Put calls per second on keys that the asked node leads."""
+    """Return the Get or Put calls per second for keys that the node leads."""
     load = LoadSpec(
         seconds=seconds,
         warmup_s=warmup_s,
@@ -46,7 +46,7 @@ async def calls_per_second(
 
 
 class Empty(kv_pb2_grpc.KVServicer):
-    """Answers at once."""
+    """A handler that answers at once."""
 
     async def Get(self, request: kv_pb2.GetRequest, context: Any) -> kv_pb2.GetResponse:
         return kv_pb2.GetResponse(record=kv_pb2.Record(value=VALUE, version=1))

@@ -1,4 +1,5 @@
-"""CPU time per entry in a ledger writer's process: two remote bookies and the node's own, without kernel and bookies.
+"""Measure the CPU time per entry in a ledger writer's process, with two remote bookies and the node's own, without the
+kernel's and the bookies' time.
 
     python -m loadtest.bench.wal [--entries 20000] [--size 1024] [--window 4]
 
@@ -35,7 +36,7 @@ from kvstore.wal.ports import LocalBookie
 
 ENSEMBLE = tuple(BookieId(f"n{i}-1") for i in range(3))
 TXN_AT = 7
-"""Where the transaction's number stands in the payload of an add."""
+"""Offset of the transaction number in the payload of an add."""
 
 
 class Answering:
@@ -48,7 +49,7 @@ class Answering:
         self._waiting: list[bytes] = []
 
     def write(self, data: bytes) -> None:
-        """The first frame of a connection, whose answer nobody needs."""
+        """Ignore the frame: it is the first one of the connection, and nobody needs its answer."""
 
     def writelines(self, data: Iterable[bytes]) -> None:
         if not self._waiting:
@@ -67,7 +68,7 @@ class Answering:
         return 0
 
     def abort(self) -> None:
-        """Nothing is open."""
+        """Do nothing, because nothing is open."""
 
 
 class AtOnce:
@@ -84,7 +85,7 @@ class AtOnce:
 
 
 class Own:
-    """The node's own bookie: what comes in one turn of the loop is stored in the next."""
+    """The node's own bookie. It stores in the next turn of the event loop what arrives in one turn."""
 
     def __init__(self) -> None:
         self._waiting: list[Callable[[Status], Any]] = []
@@ -100,18 +101,18 @@ class Own:
             done(Status.OK)
 
     def write_lac(self, ledger: int, body: bytes, key: bytes, *, done: Any) -> None:
-        """Nobody reads here."""
+        """Do nothing, because nobody reads here."""
 
 
 class View:
     current = RegisteredBookies(dict.fromkeys(ENSEMBLE, ""), {})
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """It never changes."""
+        """Do nothing, because the registrations never change."""
 
 
 async def measure(entries: int, size: int, window: int, directory: Path) -> tuple[float, float]:
-    """CPU seconds in all, and those of the stubs."""
+    """Return the CPU seconds in total, and those of the stubs."""
     transport = AtOnce()
     env = replace(real_env(directory), transport=cast("Transport", transport))
     store = MemoryStore()

@@ -1,4 +1,5 @@
-"""Processes that contend for locks while they and the nodes are stopped and killed, and what they saw."""
+"""Processes that contend for locks while they and the nodes are stopped and killed, and the records of these
+processes."""
 
 from __future__ import annotations
 
@@ -15,24 +16,24 @@ from random import Random
 from tests.cluster.harness import Cluster
 
 TTL_S, GRACE_S = 1.5, 1.0
-"""The nodes are on one machine, whose date is one."""
+"""Times of a session in seconds. The grace is short because all nodes are on one machine and have one wall clock."""
 FACES = ("blocking", "asyncio")
 STRIKES = ("stop a client", "kill a leader", "kill a client", "stop a leader")
-"""In turns."""
+"""The strikes, in the order in which they are made."""
 LOOK_S = 0.2
 STUCK_S = 60.0
-"""No lock is without a new holder for so long, whatever happens."""
+"""Maximum time of a lock without a new holder, whatever happens."""
 
 
 class Progress:
-    """When each lock has had a new holder. Decides only."""
+    """Records when each lock last had a new holder. Decides only."""
 
     def __init__(self, now: float) -> None:
         self._began = now
         self._moved: dict[str, tuple[int, float]] = {}
 
     def stuck(self, acquired: Mapping[str, int], now: float) -> list[str]:
-        """The locks whose count, as it is now, has not risen for STUCK_S."""
+        """Return the locks whose count has not risen for STUCK_S."""
         for lock, count in acquired.items():
             before, _ = self._moved.get(lock, (0, self._began))
             if count > before:
@@ -41,7 +42,7 @@ class Progress:
 
 
 class Contest:
-    """`holders` processes for each of `locks` locks. Left by `with`, all of them are killed."""
+    """`holders` processes for each of `locks` locks. At the end of the `with` block all of them are killed."""
 
     def __init__(
         self,
@@ -75,8 +76,8 @@ class Contest:
             process.wait()
 
     def run(self, acquisitions: int, *, strikes_every_s: float) -> None:
-        """Continue until the locks were acquired so often in total and each strike was made. Raises AssertionError if
-        there is no progress."""
+        """Continue until the locks were acquired that often in total and each strike was made. Raises AssertionError
+        if there is no progress."""
         progress = Progress(time.monotonic())
         strike_at = time.monotonic() + strikes_every_s
         while (done := self._counts()).total() < acquisitions or len(self.struck) < len(STRIKES):
@@ -92,7 +93,7 @@ class Contest:
         return Counter({tag: len(moments(file)) for tag, file in self.files.items()})
 
     def acquired(self) -> list[tuple[str, int]]:
-        """Each lock and token."""
+        """Return each lock that was acquired, with its token."""
         return [(tag, token) for tag, file in self.files.items() for token in moments(file)]
 
     def held_twice(self) -> list[str]:
@@ -136,7 +137,8 @@ class Contest:
 
 
 def moments(file: Path) -> dict[int, tuple[float, float]]:
-    """Each token's first and last moment of being held. A line that is being written counts next time."""
+    """Return the first and the last moment at which each token was held. A line that is still being written counts
+    next time."""
     found: dict[int, tuple[float, float]] = {}
     whole, _, _ = file.read_bytes().rpartition(b"\n")
     for line in whole.splitlines():
@@ -148,7 +150,7 @@ def moments(file: Path) -> dict[int, tuple[float, float]]:
 
 
 def overlaps(held: dict[int, tuple[float, float]]) -> list[str]:
-    """Tokens that were held while, or before, a lower one was."""
+    """Return the tokens that were held before the last moment of a lower token."""
     wrong, latest, whose = [], float("-inf"), 0
     for token, (first, last) in sorted(held.items()):
         if first <= latest:

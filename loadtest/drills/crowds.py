@@ -28,7 +28,7 @@ class Held:
         self._unknown: set[bytes] = set()
 
     def note(self, value: bytes, reply: object) -> None:
-        """A write of `value` was answered so. An Unknown one may be done at any later time."""
+        """Record the outcome of a write of `value`. A write with an Unknown outcome may be done at any later time."""
         if isinstance(reply, Unknown):
             self._unknown.add(value)
         elif not isinstance(reply, NotDone):
@@ -40,7 +40,7 @@ class Held:
 
 
 async def _try(asking: Awaitable[object]) -> object:
-    """The reply, or the error in its place: None is a reply too."""
+    """Return the reply, or the error in its place, because None is a reply too."""
     try:
         return await asking
     except (NotDone, Unknown) as error:
@@ -63,7 +63,7 @@ def _key(field: Field, name: str) -> bytes:
 
 @fault
 async def hot_key(field: Field) -> None:
-    """Many callers increment one key; no increment is lost, and none is done twice."""
+    """Let many callers increment one key. No increment may be lost or done twice."""
     key, until, doors = _key(field, "hot"), time.perf_counter() + LASTS_S, _doors(field, HOT_CALLERS)
     counts = {"done": 0, "unknown": 0}
 
@@ -90,7 +90,7 @@ async def hot_key(field: Field) -> None:
 
 @fault
 async def large_values(field: Field) -> None:
-    """Values of a mebibyte, written and read through all nodes."""
+    """Write and read values of a mebibyte through all nodes."""
     until = time.perf_counter() + LASTS_S
 
     async def call(door: Door) -> None:
@@ -111,7 +111,7 @@ async def large_values(field: Field) -> None:
 
 @fault
 async def mortals(field: Field) -> None:
-    """Very many keys that expire together: afterwards none of them is there."""
+    """Write very many keys that expire together. Afterwards none of them may exist."""
     (door,), mark = _doors(field, 1), _key(field, "mortal")
     began, written = time.perf_counter(), 0
     expires = b"%d" % (time.time_ns() // 1_000_000 + 1_000 * int(MORTALS_S / 4))
@@ -134,7 +134,7 @@ async def mortals(field: Field) -> None:
 
 @fault
 async def huge_pipelines(field: Field) -> None:
-    """Ten thousand commands sent before the first answer is read: answered in order."""
+    """Send ten thousand commands before reading the first reply. The replies must arrive in order."""
 
     async def call(door: Door) -> None:
         key, held = _key(field, "pipeline"), Held()
@@ -154,7 +154,7 @@ async def huge_pipelines(field: Field) -> None:
 
 @fault
 async def huge_transactions(field: Field) -> None:
-    """A thousand commands in MULTI: all of them are done, or none."""
+    """Send a thousand commands in MULTI. All of them or none may be done."""
 
     async def call(door: Door) -> None:
         base = _key(field, "many")

@@ -29,7 +29,7 @@ REPAIRED_MAX_S = 120.0
 
 
 async def kills(stage: Stage) -> None:
-    """kill -9 of each node in turn, which leads something, and its restart, after which it leads again."""
+    """Kill each node in turn with SIGKILL while it leads something, and restart it. Afterwards it must lead again."""
     gaps: dict[str, list[float]] = {"partitions it led": [], "the others": [], "partitions handed back": []}
 
     async def work(load: Load) -> None:
@@ -66,7 +66,7 @@ async def kills(stage: Stage) -> None:
 
 
 async def stops(stage: Stage) -> None:
-    """SIGSTOP of a leader for longer than its session, then SIGCONT, with readers that ask it directly."""
+    """Stop a leader with SIGSTOP for longer than its session, then continue it, while readers ask it directly."""
 
     async def work(load: Load) -> None:
         for number in range(stage.counts.stops):
@@ -93,12 +93,12 @@ async def stops(stage: Stage) -> None:
 
 
 async def metadata_killed(stage: Stage) -> None:
-    """The metadata store gone for 30 s by kill -9."""
+    """Kill the metadata store with SIGKILL for 30 s."""
     await _metadata_away(stage, "kill -9", stage.cluster.kill_zookeeper, stage.cluster.start_zookeeper)
 
 
 async def metadata_stopped(stage: Stage) -> None:
-    """The metadata store gone for 30 s by SIGSTOP."""
+    """Stop the metadata store with SIGSTOP for 30 s."""
     await _metadata_away(stage, "SIGSTOP", stage.cluster.pause_zookeeper, stage.cluster.resume_zookeeper)
 
 
@@ -135,7 +135,7 @@ async def _metadata_away(stage: Stage, way: str, leave: Callable[[], None], come
 
 
 def _epochs(cluster: Cluster) -> dict[str, tuple[str, int]]:
-    """Partition → who leads it, in which epoch: a leader that left and came back has another one."""
+    """Return the leader and the epoch of each partition. A leader that left and came back has another epoch."""
     return {
         partition: (node, cluster.status(node)["partitions"][partition]["epoch"])
         for partition, node in cluster.wait_led().items()
@@ -143,7 +143,7 @@ def _epochs(cluster: Cluster) -> dict[str, tuple[str, int]]:
 
 
 async def crashes(stage: Stage) -> None:
-    """Every process killed at once, and all started again at once, as supervisors do."""
+    """Kill all processes at once, and restart all at once, as supervisors do."""
     times: list[float] = []
 
     async def work(load: Load) -> None:
@@ -168,7 +168,7 @@ async def crashes(stage: Stage) -> None:
 
 
 async def real_input(stage: Stage) -> None:
-    """Python's own standard library loaded and verified while each node in turn is killed and started again."""
+    """Load and verify Python's standard library while each node in turn is killed and restarted."""
     folder = sysconfig.get_path("stdlib")
     for verb in ("load-tree", "verify-tree"):
         running = asyncio.create_task(_command(stage, verb, folder, "--timeout", "120"))
@@ -192,7 +192,7 @@ async def real_input(stage: Stage) -> None:
 
 
 async def check_files(stage: Stage) -> None:
-    """fsck after all of it: no error, and no warning once what was lost is copied again."""
+    """Run fsck after all faults. It must find no error, and no warning once lost copies are recreated."""
     deadline = time.perf_counter() + REPAIRED_MAX_S
     while True:
         code, found = await _command(stage, "fsck", "--strict")
@@ -206,7 +206,7 @@ async def check_files(stage: Stage) -> None:
 
 
 async def _command(stage: Stage, verb: str, *arguments: str) -> tuple[int, dict[str, Any]]:
-    """Exit code and document of a command of ours."""
+    """Run a `kvstore` command. Return its exit code and JSON document."""
     place = ["--data-dir", str(stage.cluster.local.data_dir), "--json"]
     command = [sys.executable, "-m", "kvstore", verb, *arguments, *place]
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)

@@ -1,4 +1,5 @@
-"""Load during a drill: what was asked and answered, and when each partition acknowledged writes.
+"""Load during a drill, with a record of the requests, the answers, and the times at which each partition acknowledged
+writes.
 
 Two kinds of callers. Those of registers share a few keys, and everything they see goes into a history that two checkers
 of linearizability judge. Those of unique keys write each key once: what was acknowledged must be there at the end.
@@ -17,21 +18,21 @@ from kvstore.errors import StoreError
 from loadtest.drills.registers import Outcome, Registers, differing
 
 REGISTERS = 3
-"""Shared keys of each partition."""
+"""Number of shared keys of each partition."""
 CALLERS = 5
-"""Of each register: what the search of the checker copes with."""
+"""Number of callers of each register. The search of the checker copes with no more."""
 WRITERS = 3
-"""Of unique keys, for each partition."""
+"""Number of writers of unique keys, for each partition."""
 REST_S = 0.02
-"""Between two operations of a caller of a register."""
+"""Pause between two operations of a caller of a register, in seconds."""
 WRITER_REST_S = 0.004
 
 
 class Load:
-    """Runs from `start` to `stop`; `verify` says what is missing."""
+    """The load. It runs from `start` to `stop`; then `verify` returns what is missing."""
 
     def __init__(self, client: AsyncClient, seed: int = 1, *, rests: float = 1.0) -> None:
-        """`rests`: how many times as long as usual a caller rests."""
+        """`rests`: factor of the usual pauses of callers."""
         self.client, self._rests = client, rests
         self._registers = Registers(client)
         self.history, self.errors = self._registers.history, self._registers.errors
@@ -41,10 +42,10 @@ class Load:
         """Partition → when it answered a linearizable read, in order."""
         self._random = Random(seed)
         self._run = b"%x" % time.time_ns()
-        """In every key: what an earlier load on the same cluster left must not be taken for this one's."""
+        """Part of every key, so that keys of an earlier load on the same cluster do not count for this load."""
         self._tags = self._find_tags()
         self._written: list[bytes] = []
-        """Unique keys that were acknowledged; the key is the value too."""
+        """Unique keys that were acknowledged. The value of each key is the key."""
         self._values = itertools.count(1)
         self._incarnations = itertools.count(1)
         self._stopping = False
@@ -72,11 +73,11 @@ class Load:
         self.history.close()
 
     async def verify(self) -> list[bytes]:
-        """Acknowledged unique keys that are not there, or not as they were written."""
+        """Return the acknowledged unique keys that are missing or have another value than was written."""
         return await differing(self.client, {key: key for key in self._written})
 
     def register_keys(self) -> list[bytes]:
-        """The shared keys of all partitions."""
+        """Return the shared keys of all partitions."""
         return [key for _, tag in sorted(self._tags.items()) for key in self._register_keys(tag)]
 
     def _register_keys(self, tag: bytes) -> list[bytes]:
@@ -84,7 +85,7 @@ class Load:
 
     @property
     def tags(self) -> list[bytes]:
-        """One of each partition: keys with it in braces are there."""
+        """Return one hash tag for each partition. Keys with that tag in braces belong to it."""
         return [tag for _, tag in sorted(self._tags.items())]
 
     @property
@@ -92,11 +93,11 @@ class Load:
         return len(self._written)
 
     def longest_gap(self, partition: str, since: float, until: float) -> tuple[float, float]:
-        """The longest time without an acknowledged write within a window, in seconds, and when it began."""
+        """Return the longest time without an acknowledged write within a window, in seconds, and when it began."""
         return longest_gap(self.acknowledged[partition], since, until)
 
     def count(self, partition: str, since: float, until: float) -> int:
-        """Writes acknowledged within a window."""
+        """Return the number of writes acknowledged within a window."""
         times = self.acknowledged[partition]
         return bisect_left(times, until) - bisect_left(times, since)
 
@@ -142,7 +143,7 @@ class Load:
 
 
 def longest_gap(times: list[float], since: float, until: float) -> tuple[float, float]:
-    """The longest time without any of `times`, which rise, within a window, in seconds, and when it began."""
+    """Return the longest time without any of the ascending `times` within a window, in seconds, and when it began."""
     inside = times[bisect_left(times, since) : bisect_left(times, until)]
     edges = [since, *inside, until]
     return max((later - earlier, earlier) for earlier, later in itertools.pairwise(edges))

@@ -24,7 +24,7 @@ from kvstore.errors import StoreError
 NAME = b"contested"
 LOOKS = 3
 AGAIN_S = 0.05
-"""After an error, which may be a leader's death."""
+"""Pause in seconds after an error, which may be caused by the death of a leader."""
 
 
 class Witness:
@@ -40,7 +40,7 @@ class Witness:
 
 
 def looks(random: Random) -> Iterator[float]:
-    """Pauses between looks: mostly none, so that holders change often."""
+    """Yield pauses between checks: mostly none, so that holders change often."""
     return itertools.repeat(random.choice((0.0, 0.0, 0.0, 0.0, 0.02)), LOOKS)
 
 

@@ -1,5 +1,5 @@
-"""A metadata store that holds a hundred thousand ledgers: what a round of the auditor costs there, and what a lost
-bookie that all of them name does."""
+"""A metadata store with a hundred thousand ledgers: the cost of a round of the auditor, and the effects of a lost
+bookie that all of them name."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from loadtest.drills.repair_stage import RepairStage
 
 FIRST = 1_000_000
 MAKERS = 64
-"""Creates under way at once."""
+"""Number of creations in flight."""
 ROUND_READS_PER_S = 1_000
 MEMORY_MAX_MIB = 100.0
-"""That a round may add to the auditor's process."""
+"""Maximum memory that a round may add to the auditor's process."""
 LAG_MAX_S = 0.25
 PULSE_S = 0.1
 REPAIRED_MAX_S = 1_800.0
@@ -35,7 +35,7 @@ _METRIC = r"^kvstore_process_loop_lag_max_seconds (\S+)"
 
 
 async def make_ledgers(store: MetadataStore, bookies: list[BookieId], count: int) -> None:
-    """Closed ledgers without entries, each on three of the bookies, as a creator stores them."""
+    """Create closed ledgers without entries, each on three of the bookies, as a creator stores them."""
     ledgers, numbers = LedgerStore(store), itertools.count()
     trios = list(itertools.permutations(bookies, 3))
 
@@ -49,7 +49,7 @@ async def make_ledgers(store: MetadataStore, bookies: list[BookieId], count: int
 
 
 class Watching:
-    """The largest size and the longest delay of each node's event loop while it lasts."""
+    """The maximum size of each node and the longest delay of its event loop during the drill."""
 
     def __init__(self, stage: RepairStage) -> None:
         self._stage = stage
@@ -67,7 +67,7 @@ class Watching:
 
 
 async def many_ledgers(stage: RepairStage) -> None:
-    """100,000 ledgers; a round of a new auditor over them; then a bookie that most of them name is lost."""
+    """Run a round of a new auditor over 100,000 ledgers. Then lose a bookie that most of them name."""
     count = stage.counts.ledgers
     bookies = sorted((await stage.bookies()).writable)
     began = time.perf_counter()
@@ -84,8 +84,8 @@ async def many_ledgers(stage: RepairStage) -> None:
 
 
 async def _put_on(stage: RepairStage) -> tuple[float, int, int]:
-    """Until it is cancelled: a put each tenth of a second. The longest one in seconds, how many there were, and how
-    many of them failed."""
+    """Put ten times a second until cancelled. Return the longest put in seconds, the number of puts, and the number
+    of failed ones."""
     longest_s, number, failed = 0.0, 0, 0
     while True:
         began = time.perf_counter()
@@ -174,19 +174,19 @@ async def _until(stage: RepairStage, watching: Watching, condition: Callable[[],
 
 
 def _auditor(stage: RepairStage) -> str:
-    """The node that has the office."""
+    """Return the node that is the auditor."""
     until = time.perf_counter() + 60
     while time.perf_counter() < until:
         for node in stage.cluster.ids:
             with suppress(OSError, KeyError):
-                if stage.cluster.status(node)["auditor"]["in_office"]:
+                if stage.cluster.status(node)["auditor"]["active"]:
                     return node
         time.sleep(0.2)
     raise TimeoutError("nobody is auditor")
 
 
 def _audits(stage: RepairStage) -> int:
-    """Rounds that were ended, by the status of whoever is auditor."""
+    """Return the number of completed rounds, according to the status of the auditor."""
     found = 0
     for node in stage.cluster.ids:
         with suppress(OSError, KeyError):
@@ -195,7 +195,7 @@ def _audits(stage: RepairStage) -> int:
 
 
 def _requests(stage: RepairStage) -> int:
-    """Packets that ZooKeeper has received; 0 of other stores."""
+    """Return the number of packets that ZooKeeper has received; 0 for other stores."""
     file = stage.cluster.file
     if file.store.kind is not MetadataKind.ZOOKEEPER:
         return 0

@@ -153,6 +153,7 @@ class Field:
                 await asyncio.sleep(0.2)
             finally:
                 door.close()
+        raise AssertionError("a cluster has nodes")
 
     def pid(self, process: str) -> int:
         found = self.cluster.file.zookeeper_pid if process == ZOOKEEPER else self.cluster.pid(process)

@@ -48,7 +48,7 @@ _CLONE_NEWNET = 0x4000_0000
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 Cut = tuple[str, str]
-"""From whom, to whom."""
+"""A direction: the sender and the receiver."""
 
 
 def is_possible() -> bool:
@@ -57,8 +57,8 @@ def is_possible() -> bool:
 
 
 class Network:
-    """Namespaces on a bridge. The bridge is there at once, and claims a name that no other run has; `make` does the
-    rest. All goes with `close`."""
+    """Namespaces on a bridge. The constructor creates the bridge and so claims a name that no other run has. `make`
+    creates everything else, and `close` removes it."""
 
     def __init__(self, members: Sequence[str]) -> None:
         self.members = [CLIENTS, *members]
@@ -178,11 +178,11 @@ class _Local(LocalCluster):
         return started.pid
 
     def _refuse_taken_ports(self, cluster: ClusterFile) -> None:
-        """Its networks are its own."""
+        """Refuse no ports, because the networks are the cluster's own."""
 
 
 class WiredCluster(Cluster):
-    """A cluster on a network of its own. Each node's data has a file system of its own too."""
+    """A cluster on its own network. Each node's data is on a file system of its own too."""
 
     def __init__(self, directory: Path, network: Network) -> None:
         super().__init__(directory)
@@ -190,13 +190,13 @@ class WiredCluster(Cluster):
         self.local = _Local(directory / "data", network)
 
     def start(self) -> None:
-        """Start it, or what is down of it, and wait until it serves."""
+        """Start the cluster, or the parts of it that are down, and wait until it serves."""
         if not (self.local.data_dir / "cluster.json").exists():
             self._found()
         super().start()
 
     def fill_disk(self, node: str) -> None:
-        """Leave no room on the node's file system."""
+        """Leave no free bytes on the node's file system."""
         home = Path(self.file.node(node).data_dir)
         free = os.statvfs(home)
         with (home / "filler").open("wb") as filler, suppress(OSError):
@@ -206,7 +206,7 @@ class WiredCluster(Cluster):
         (Path(self.file.node(node).data_dir) / "filler").unlink(missing_ok=True)
 
     def use_up_inodes(self, node: str) -> None:
-        """Leave no inode on the node's file system."""
+        """Leave no free inode on the node's file system."""
         fillers = self._fillers(node)
         fillers.mkdir()
         with suppress(OSError):
@@ -244,11 +244,11 @@ class WiredCluster(Cluster):
         os.kill(self.pid(node), signal.SIGUSR2)
 
     def set_date(self, node: str, ahead_s: float) -> None:
-        """Let the node's wall clock be ahead by so much from now on, also after a restart."""
+        """Set how far the node's wall clock is ahead from now on, also after a restart."""
         write_ahead(date_file(self.local.data_dir, node), ahead_s)
 
     def wipe(self, node: str) -> None:
-        """Empty the disk of a node that is down, but for its configuration."""
+        """Empty the disk of a node that is down, except for its configuration."""
         config = Path(self.file.node(node).config)
         for each in Path(self.file.node(node).data_dir).iterdir():
             if each.is_dir():
@@ -297,8 +297,8 @@ def _mount_disk(image: Path, home: Path) -> None:
 
 
 def _with_a_short_log(config: NodeConfig) -> NodeConfig:
-    """With a log that is rolled and trimmed all the time, whatever strikes meanwhile: a long drill does not fill its
-    disks, and those who read and copy the log meet its beginning."""
+    """Change the settings so that the log is rolled and trimmed all the time during faults. Then a long drill does
+    not fill its disks, and readers and copiers of the log meet its beginning."""
     return replace(
         config,
         partition=replace(config.partition, retention_ms=RETENTION_S * 1000),
@@ -308,7 +308,7 @@ def _with_a_short_log(config: NodeConfig) -> NodeConfig:
 
 @contextmanager
 def wired_cluster(directory: Path) -> Iterator[WiredCluster]:
-    """Three nodes that serve; processes, networks and file systems are gone at the end."""
+    """Run three nodes that serve. Processes, networks and file systems are removed at the end."""
     network = Network(["n1", "n2", "n3", ZOOKEEPER])
     try:
         network.make()
@@ -323,12 +323,13 @@ def wired_cluster(directory: Path) -> Iterator[WiredCluster]:
 
 
 def date_file(data_dir: Path, node: str) -> Path:
-    """Where a node's process looks how far its wall clock is ahead."""
+    """Return the file in which a node's process finds how far its wall clock is ahead."""
     return data_dir / f"{node}.ahead"
 
 
 def _claimed_number(address: str) -> int:
-    """The first number without a bridge. Making the bridge is the claim: of two at once one fails."""
+    """Return the first number without a bridge. Creating the bridge is the claim: if two processes try at once, one
+    fails."""
     for number in range(NETWORKS_MAX):
         try:
             _run("ip", "link", "add", f"{BRIDGE}{number}", "address", address, "type", "bridge")

@@ -1,6 +1,5 @@
-"""Shared keys under load, whose answers become a history that checkers judge; and what the callers of all drills need:
-the outcome of an error, and the keys that do not hold what they should.
-"""
+"""Shared keys under load, whose answers form a history that checkers judge. Also the functions that all drills need:
+the outcome of an error, and the keys that have wrong values."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ class Outcome(Enum):
 
     DONE = auto()
     NOT_MET = auto()
-    """Its condition was not met. That is an answer, too."""
+    """The condition was not met. That is an answer too."""
     REFUSED = auto()
     """Certainly not done."""
     UNKNOWN = auto()
@@ -35,7 +34,8 @@ class Outcome(Enum):
 
 
 class Registers:
-    """Operations on shared keys by one client. `process` names a caller; after an unknown outcome it needs another."""
+    """Operations on shared keys by one client. `process` names a caller. After an unknown outcome a caller needs
+    another name."""
 
     def __init__(self, client: AsyncClient) -> None:
         self.history = History(time.perf_counter)
@@ -57,7 +57,7 @@ class Registers:
         return await self._judged(self.history.begin(process, Kind.DEL, key), self._client.delete(key), _written)
 
     async def compare_and_set(self, key: bytes, process: str, value: bytes) -> Outcome:
-        """Read, and write if nobody else has written since."""
+        """Read the key, and write it unless somebody else has written it since."""
         try:
             item = await self._client.get(key)
         except StoreError:
@@ -67,7 +67,7 @@ class Registers:
         return await self._judged(pending, self._client.put(key, value, if_version=version), _written)
 
     def failed(self, error: StoreError) -> Outcome:
-        """Count an error, and return what it tells of its operation."""
+        """Count an error, and return the outcome of the operation that it shows."""
         self.errors[type(error).__name__] += 1
         is_refused = isinstance(error, Refused) and not isinstance(error, OutcomeUnknown)
         return Outcome.REFUSED if is_refused else Outcome.UNKNOWN
@@ -98,7 +98,8 @@ def _written(pending: Pending, version: int) -> None:
 
 
 async def differing(client: AsyncClient, wanted: Mapping[bytes, bytes | None]) -> list[bytes]:
-    """Return the keys that do not hold the wanted value, or that are there where None is wanted."""
+    """Return the keys that do not have the expected value. The expected value None means that the key must not
+    exist."""
     keys, wrong = list(wanted), []
     for start in range(0, len(keys), VERIFY_AT_ONCE):
         some = keys[start : start + VERIFY_AT_ONCE]

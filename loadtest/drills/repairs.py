@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from kvstore.cli.cluster import Tools, with_tools
+from kvstore.cli.cluster import ClusterOptions, Tools, with_tools
 from kvstore.errors import BookieError
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.registration import RegistrationClient
@@ -226,12 +226,12 @@ async def stood_still(stage: RepairStage) -> None:
     await stage.check_files(name)
 
 
-def _in_office(stage: RepairStage) -> list[str]:
+def _active_auditors(stage: RepairStage) -> list[str]:
     """Return the nodes that answer at once and report that they are the auditor."""
     found = []
     for node in stage.cluster.ids:
         with suppress(OSError, KeyError):
-            if stage.cluster.status(node, timeout_s=ANSWER_S)["auditor"]["in_office"]:
+            if stage.cluster.status(node, timeout_s=ANSWER_S)["auditor"]["active"]:
                 found.append(node)
     return found
 
@@ -241,7 +241,7 @@ async def _busy(stage: RepairStage, *, but: str = "") -> str:
     until = time.perf_counter() + 60
     while time.perf_counter() < until:
         for node, said in (await asyncio.to_thread(stage.copied.look)).items():
-            if said["ledgers_mending"] and said["copied_bytes"] and node != but:
+            if said["ledgers_repairing"] and said["copied_bytes"] and node != but:
                 return node
         await asyncio.sleep(0.1)
     raise TimeoutError("no worker copies anything")
@@ -270,7 +270,7 @@ async def _stop_auditor(stage: RepairStage) -> None:
     awake = time.perf_counter()
     doubles, claims_s = 0, 0.0
     while (at := time.perf_counter() - awake) < 8:
-        found = await asyncio.to_thread(_in_office, stage)
+        found = await asyncio.to_thread(_active_auditors, stage)
         if len(found) > 1:
             doubles, claims_s = doubles + 1, at
         await asyncio.sleep(0.02)
@@ -286,7 +286,7 @@ async def _wait_office(stage: RepairStage, but: tuple[str, ...]) -> list[str]:
         found = []
         for node in asked:
             with suppress(OSError, KeyError):
-                if (await asyncio.to_thread(stage.cluster.status, node))["auditor"]["in_office"]:
+                if (await asyncio.to_thread(stage.cluster.status, node))["auditor"]["active"]:
                     found.append(node)
         if len(found) == 1:
             return found
@@ -430,7 +430,7 @@ def _ask_both(stage: RepairStage, node: str, former: BookieId, ledgers: list[Led
         client.close()
         return Both(lasted_s, asked, answered, own)
 
-    return with_tools(stage.cluster.local.data_dir, None, work)
+    return with_tools(ClusterOptions(stage.cluster.local.data_dir), work)
 
 
 async def _answers(client: BookieClients, bookie: BookieId, ledgers: list[LedgerId]) -> int:

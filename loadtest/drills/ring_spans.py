@@ -1,4 +1,5 @@
-"""When each range changed hands, by the nodes' own logs, and how long operations on it waited then. Decides only."""
+"""Finds out from the nodes' logs when each range changed hands, and how long operations on it waited then. Decides
+only."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from loadtest.drills.spans import Event
 
 _MOVE = re.compile(r"move=(\d+) (.*)")
 BEFORE_S, AFTER_S = 0.1, 0.5
-"""Around what the logs say: a freeze counts from its send, and routes are learned after the flip."""
+"""Seconds added before and after the times in the logs: a freeze counts from its send, and servers learn routes
+after the flip."""
 
 
 class HandOver(NamedTuple):
@@ -28,14 +30,15 @@ class HandOver(NamedTuple):
 
 
 class Longest(NamedTuple):
-    """The longest waits of operations on a range that changed hands, in seconds; None if nobody asked just then."""
+    """The longest waits of operations on a range that changed hands, in seconds; None if there were no operations at
+    that time."""
 
     write: float | None
     read: float | None
 
 
 def hand_overs(events: Iterable[Event]) -> dict[int, HandOver]:
-    """Of the moves that came to their flip, by their number."""
+    """Return the hand-over of each move that reached its flip, by the number of the move."""
     seen: dict[int, dict[str, float]] = {}
     freezes: dict[int, int] = {}
     for event in events:
@@ -63,7 +66,7 @@ def hand_overs(events: Iterable[Event]) -> dict[int, HandOver]:
 def longest_waits(
     spans: Mapping[int, Span], found: Mapping[int, HandOver], waits: Sequence[Wait]
 ) -> dict[int, Longest]:
-    """Of each move whose range is in `spans`."""
+    """Return the longest waits in each move whose range is in `spans`."""
     return {move: _longest(spans[move], found[move], waits) for move in spans if move in found}
 
 
@@ -81,7 +84,7 @@ def _longest(span: Span, hand_over: HandOver, waits: Sequence[Wait]) -> Longest:
 
 
 def hand_over_rows(found: Iterable[HandOver]) -> list[dict[str, Any]]:
-    """How long the parts of the hand-overs took: a row for each part, in milliseconds."""
+    """Return a row for each part of the hand-overs, with its durations in milliseconds."""
     spans = list(found)
     parts = {
         "freeze to release": [each.released - each.frozen for each in spans],
@@ -102,6 +105,6 @@ def hand_over_rows(found: Iterable[HandOver]) -> list[dict[str, Any]]:
 
 
 def quantile(values: Iterable[float], part: float) -> float:
-    """The smallest value that at least `part` of them do not exceed; 0 of nothing."""
+    """Return the smallest value that at least `part` of the values do not exceed; 0 if there are none."""
     order = sorted(values)
     return order[max(0, ceil(part * len(order)) - 1)] if order else 0.0

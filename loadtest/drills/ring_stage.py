@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from kvstore.cli.cluster import with_tools
+from kvstore.cli.cluster import ClusterOptions, with_tools
 from kvstore.cli.ring import read_ring
 from kvstore.cli.ring_changes import change_ring, ring_status
 from kvstore.client import AsyncClient
@@ -94,14 +94,14 @@ class RingStage:
         """Send the request, and retry while no server can serve it."""
         for _ in range(COMMAND_TRIES):
             try:
-                return await asyncio.to_thread(change_ring, request, self.cluster.local.data_dir, None, None)
+                return await asyncio.to_thread(change_ring, request, ClusterOptions(self.cluster.local.data_dir))
             except StoreError as error:
                 self.say(f"asked in vain: {error!r}")
                 await asyncio.sleep(1)
         raise AssertionError(f"nobody answers: {request}")
 
     async def _ring(self) -> Ring:
-        return await asyncio.to_thread(with_tools, self.cluster.local.data_dir, None, read_ring, None)
+        return await asyncio.to_thread(with_tools, ClusterOptions(self.cluster.local.data_dir), read_ring)
 
     async def partitions(self) -> list[str]:
         """Return the partitions that own or will own keys, sorted by the number in their names."""
@@ -110,7 +110,7 @@ class RingStage:
 
     async def open_moves(self) -> list[Any]:
         """Return the open moves that the servers know. Raises StoreError."""
-        found = await asyncio.to_thread(ring_status, self.cluster.local.data_dir, None, None)
+        found = await asyncio.to_thread(ring_status, ClusterOptions(self.cluster.local.data_dir))
         return list(found.moves)
 
     async def moved(self, load: RingLoad, within_s: float = MOVED_MAX_S) -> None:

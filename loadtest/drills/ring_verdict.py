@@ -1,5 +1,5 @@
-"""How long operations waited in all moves of a drill, and what untouched ranges kept of their throughput, against what
-is wanted. Decides only."""
+"""Judges how long operations waited in all moves of a drill, and how much of their throughput untouched ranges kept.
+Decides only."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from typing import Any, NamedTuple
 from loadtest.drills.ring_spans import Longest, quantile
 
 WRITE_WAIT_MAX_S, READ_WAIT_MAX_S = 0.2, 0.05
-"""The longest of any key in a move, p99.9 over the moves."""
+"""Maximum of the longest wait of any key in a move, as p99.9 over the moves."""
 KEPT_LEAST = 0.8
-"""Of the throughput of ranges that do not move, while others do."""
+"""Minimum share of their throughput that ranges must keep if they do not move while others do."""
 
 
 class Load(NamedTuple):
-    """Of one change, while ranges move."""
+    """The figures of one change while ranges move."""
 
     kept: float
-    """Throughput of untouched ranges, of that before."""
+    """Throughput of untouched ranges, as a share of that before the change."""
     per_s: float
-    """Operations done."""
+    """Operations per second."""
     busy: float
-    """Which part of all processors' time was used, by whomever."""
+    """Share of the time of all processors that was used by any process."""
 
 
 @dataclass
 class Verdict:
-    """Of all changes of a drill without kills."""
+    """The verdict on all changes of a drill without kills."""
 
     moving: list[Longest] = field(default_factory=list)
-    """Of each move."""
+    """The longest waits in each move."""
     untouched: list[Longest] = field(default_factory=list)
-    """Of keys that do not move, in the times of the same moves: what the machine adds."""
+    """The longest waits of keys that do not move, during the same moves: they show the share of the machine."""
     freezes: list[int] = field(default_factory=list)
-    """Of each move: more than one, if the first took too long."""
+    """Number of freezes of each move. There are several if the first one took too long."""
     changes: list[Load] = field(default_factory=list)
 
     def rows(self) -> list[dict[str, Any]]:
-        """One for each figure that is wanted."""
+        """Return one row for each required figure."""
         rows = [self._waits("write", WRITE_WAIT_MAX_S), self._waits("read", READ_WAIT_MAX_S)]
         least = min((each.kept for each in self.changes), default=0.0)
         throughput = {"what": "throughput of untouched ranges, of that before; the least of the changes"}
@@ -50,7 +50,7 @@ class Verdict:
         return all(row["verdict"] == "PASS" for row in self.rows())
 
     def text(self) -> str:
-        """For people."""
+        """Return the verdict as text."""
         again = sum(count - 1 for count in self.freezes)
         rates = ", ".join(f"{each.per_s:.0f}/s with {100 * each.busy:.0f} %" for each in self.changes)
         return "\n".join(

@@ -1,5 +1,5 @@
-"""Where the time of a change of leader goes, by the nodes' own logs: figures that a busy machine stretches but does not
-hide, since each phase is there."""
+"""Finds out from the nodes' logs where the time of a change of leader goes. A busy machine stretches the figures but
+hides none of them, because each phase is there."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def _events(lines: Iterable[str]) -> Iterable[Event]:
 
 
 def spans(events: list[Event]) -> list[Span]:
-    """Changes of leader that came to their end. One that another begins is no takeover of its own."""
+    """Return the changes of leader that were completed. A change during which another one begins counts as part of
+    that one."""
     found: list[Span] = []
     for place, event in enumerate(events):
         kind = next((kind for kind, begins in _BEGINS.items() if begins.search(event.what)), None)
@@ -82,7 +83,7 @@ def _phases(begin: Event, later: Iterable[Event]) -> dict[str, int]:
 
 
 def summary(found: list[Span], kind: str) -> list[dict[str, Any]]:
-    """A row for each phase: median and longest, in milliseconds since the beginning."""
+    """Return a row for each phase: median and maximum, in milliseconds since the beginning."""
     rows = []
     for name in _PHASES:
         times = [span.phases[name] for span in found if span.kind == kind and name in span.phases]

@@ -109,15 +109,15 @@ class Stage:
         return {each: nodes.get(load.client.cluster.leader_of(each), "") for each in load.partitions}
 
     def preferred(self) -> dict[str, str]:
-        """The preferred leader of each partition."""
+        """Return the preferred leader of each partition."""
         file = self.cluster.file
         names = [PartitionId(f"p{number + 1}") for number in range(file.partitions)]
         ring = new_ring(names, {ServerId(node): "" for node in self.cluster.ids}, file.replicas)
         return {str(each): str(ring.partitions[each].replicas[0]) for each in names}
 
     async def wait_calm(self, load: Load) -> dict[str, float]:
-        """Return when each partition has been led for a while by the node that should lead it: leads go back to their
-        nodes some time after a restart. Partition → when that was seen to begin."""
+        """Wait until each partition has been led for a while by its preferred leader, because leads return some time
+        after a restart. Return, for each partition, when that was first seen."""
         wanted, deadline = self.preferred(), time.perf_counter() + CALM_MAX_S
         since: dict[str, float] = {}
         while (now := time.perf_counter()) < deadline:

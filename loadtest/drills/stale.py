@@ -1,4 +1,5 @@
-"""Readers that ask one server directly, whatever the topology says: a stopped leader must not answer from its past."""
+"""Readers that ask one server directly, whatever the topology says: a stopped leader must not answer with an old
+state."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ TIMEOUT_S = 20.0
 
 
 class StaleReaders:
-    """Linearizable reads of given keys at one server, in a history. Some wait in the server while it stands still."""
+    """Linearizable reads of given keys at one server, with a history. Some reads wait in the server while it is
+    stopped."""
 
     def __init__(self, history: History, address: str, keys: Sequence[bytes]) -> None:
         self.answers = 0

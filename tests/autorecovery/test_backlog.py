@@ -35,6 +35,25 @@ def test_backlog_makes_few_ledgers_due_at_once_when_a_bookie_appears() -> None:
     assert sorted(drawn(backlog, LEDGERS[:5], 1.0)) == LEDGERS[:5]
 
 
+def test_backlog_shortens_the_delays_when_a_bookie_or_a_setting_changes() -> None:
+    backlog = Backlog(Random(1))
+    past = backlog.begun(LEDGERS[0])
+    past.tries, past.refusals = 7, 2
+    backlog.later(LEDGERS[0], 0.0, LONG)
+    assert backlog.begun(LEDGERS[0]).tries == 7
+    backlog.all_due()
+    assert (backlog.begun(LEDGERS[0]).tries, past.refusals) == (0, 2)
+
+
+def test_backlog_retries_soon_if_bookies_changed_during_an_attempt() -> None:
+    backlog = Backlog(Random(1))
+    backlog.begun(LEDGERS[0])
+    backlog.all_due()
+    backlog.later(LEDGERS[0], 0.0, LONG)
+    assert backlog.next_due_s(1.0, 10.0) == 0.0
+    assert drawn(backlog, LEDGERS[:1], 1.0) == LEDGERS[:1]
+
+
 def test_backlog_limits_retries_however_often_bookies_change() -> None:
     """A flapping bookie would make the worker try all of them repeatedly."""
     backlog = Backlog(Random(1))

@@ -189,6 +189,17 @@ def test_repair_backs_off_after_failed_attempts() -> None:
     assert waits == [5, 10, 20, 40, 80, 160, 300, 300, AGAIN_S_MAX]
 
 
+def test_repair_waits_at_most_half_a_minute_for_a_leader() -> None:
+    past, waits = AttemptHistory(), []
+    for _ in range(5):
+        work = machine(B3, past=past)
+        work.handle(MetadataRead(OURS, 4, standing(B1, B2, B4)))
+        end = work.handle(WriterProbed(Writer(is_led=True, lac=e(3))))
+        assert isinstance(end, End)
+        waits.append(end.again_s)
+    assert waits == [5, 10, 20, 30, 30]
+
+
 def assert_draws_another_after_patience(past: AttemptHistory) -> None:
     """Count attempts while two spare bookies both take no copies."""
     drawn = []

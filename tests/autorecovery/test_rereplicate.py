@@ -229,7 +229,7 @@ def test_rereplicate_waits_for_a_worker_that_was_faster() -> None:
     run(case, bookies=4)
 
 
-def test_a_ledger_that_is_deleted_meanwhile_does_not_come_back() -> None:
+def test_ledger_that_is_deleted_meanwhile_does_not_come_back() -> None:
     async def case(bench: Bench) -> None:
         await closed(bench)
         bench.bookies.stop(B3)

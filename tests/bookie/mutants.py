@@ -357,7 +357,7 @@ def _trusting() -> None:
 
 
 @mutant("drops ledgers with ids that the metadata store has not given yet")
-def _drops_unheard() -> None:
+def _drops_unassigned() -> None:
     replace(reclaim.Reclaimer, "_may_be_of_later_metadata", lambda _original: lambda self, ledger, counted: False)
 
 
@@ -464,7 +464,7 @@ def _never_full() -> None:
 
 @mutant("checks free space only when it creates a segment")
 def _never_looks() -> None:
-    replace(supply.SegmentSupply, "look", lambda _original: lambda self: None)
+    replace(supply.SegmentSupply, "poll", lambda _original: lambda self: None)
 
 
 def caught_by(name: str) -> str | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from inspect import signature
 from typing import Any, TypeVar
 
 from kvstore.bookie.config import BookieConfig
@@ -174,6 +176,16 @@ class Shelf:
 def run(world: SimWorld, work: Coroutine[Any, Any, T], node: str = "b1") -> T:
     """Run `work` as the process of a node."""
     return world.run(world.node(node).call(work))
+
+
+def in_world(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run a test as the process of the node b1, in the simulated world that is its fixture `world`."""
+
+    @wraps(test)
+    def ran(*given: Any, **fixtures: Any) -> None:
+        run(signature(test).bind(*given, **fixtures).arguments["world"], test(*given, **fixtures))
+
+    return ran
 
 
 def crash(world: SimWorld, node: str = "b1", *, power: bool = True) -> None:

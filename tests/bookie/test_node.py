@@ -23,7 +23,7 @@ from kvstore.meta.registration import BookieRegistration, RegisteredBookies, Reg
 from kvstore.meta.transfer import export, restore
 from kvstore.proto.bookkeeper import Status
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Quorum
-from tests.bookie.support import KEY, crash, given_ids, packet, run, tiny
+from tests.bookie.support import KEY, crash, given_ids, in_world, packet, run, tiny
 from tests.sim.world.env import NodeCrashed, SimWorld
 from tests.sim.world.pause import pause
 
@@ -75,7 +75,8 @@ async def started(
 
 
 @pytest.mark.parametrize("journal_dirs", [(), ("disk0/journal", "disk1/journal")], ids=["one", "two"])
-def test_stored_bytes_are_known_without_counting(
+@in_world
+async def test_stored_bytes_are_known_without_counting(
     world: SimWorld, tree: MemoryTree, monkeypatch: pytest.MonkeyPatch, journal_dirs: tuple[str, ...]
 ) -> None:
     """It is asked every five seconds, and counting all segments takes longer the more is stored."""
@@ -83,35 +84,28 @@ def test_stored_bytes_are_known_without_counting(
     def counted(*_: object) -> None:
         raise AssertionError("all segments were counted")
 
-    async def scenario() -> None:
-        async with started(world, tree, journal_dirs=journal_dirs) as one:
-            await one.create_ledger()
-            before = one.bookie._stored_bytes()
-            assert await one.add(0, b"x" * 1000) is Status.OK
-            assert one.bookie._stored_bytes() - before >= 1000
-            assert one.bookie.storage.refresh_statistics().synced_bytes == one.bookie._stored_bytes()
-            monkeypatch.setattr(Inventory, "count", counted)
-            one.bookie._stored_bytes()
-
-    run(world, scenario())
+    async with started(world, tree, journal_dirs=journal_dirs) as one:
+        await one.create_ledger()
+        before = one.bookie._stored_bytes()
+        assert await one.add(0, b"x" * 1000) is Status.OK
+        assert one.bookie._stored_bytes() - before >= 1000
+        assert one.bookie.storage.refresh_statistics().synced_bytes == one.bookie._stored_bytes()
+        monkeypatch.setattr(Inventory, "count", counted)
+        one.bookie._stored_bytes()
 
 
-def test_bookie_registers_its_address_and_unregisters_when_it_stops(world: SimWorld, tree: MemoryTree) -> None:
-    async def scenario() -> None:
-        async with started(world, tree) as one:
-            assert await one.client.bookies() == RegisteredBookies({one.bookie.id: "b1:3181"}, {})
-            assert one.bookie.statistics()["new_incarnations"] == 1
-        assert await RegistrationClient(MemoryStore(tree)).bookies() == RegisteredBookies({}, {})
-
-    run(world, scenario())
+@in_world
+async def test_bookie_registers_its_address_and_unregisters_when_it_stops(world: SimWorld, tree: MemoryTree) -> None:
+    async with started(world, tree) as one:
+        assert await one.client.bookies() == RegisteredBookies({one.bookie.id: "b1:3181"}, {})
+        assert one.bookie.statistics()["new_incarnations"] == 1
+    assert await RegistrationClient(MemoryStore(tree)).bookies() == RegisteredBookies({}, {})
 
 
-def test_advertised_address_is_announced_to_others(world: SimWorld, tree: MemoryTree) -> None:
-    async def scenario() -> None:
-        async with started(world, tree, advertise="outside:9999") as one:
-            assert (await one.client.bookies()).writable == {one.bookie.id: "outside:9999"}
-
-    run(world, scenario())
+@in_world
+async def test_advertised_address_is_announced_to_others(world: SimWorld, tree: MemoryTree) -> None:
+    async with started(world, tree, advertise="outside:9999") as one:
+        assert (await one.client.bookies()).writable == {one.bookie.id: "outside:9999"}
 
 
 def test_bookie_comes_back_with_the_same_id_after_a_crash(world: SimWorld, tree: MemoryTree) -> None:
@@ -137,43 +131,39 @@ def test_bookie_comes_back_with_the_same_id_after_a_crash(world: SimWorld, tree:
 
 
 # docs/protocol.md B11
-def test_bookie_registers_again_after_a_lost_session(world: SimWorld, tree: MemoryTree) -> None:
-    async def scenario() -> None:
-        async with started(world, tree) as one:
-            await one.create_ledger()
-            assert await one.add(0) is Status.OK
-            one.store.suspend()
-            assert await one.add(1) is Status.OK
-            one.store.expire()
-            assert await RegistrationClient(MemoryStore(tree)).bookies() == RegisteredBookies({}, {})
-            assert await one.add(2) is Status.OK
-            one.store.resume()
-            await pause(15)
-            assert await one.client.bookies() == RegisteredBookies({one.bookie.id: "b1:3181"}, {})
-
-    run(world, scenario())
+@in_world
+async def test_bookie_registers_again_after_a_lost_session(world: SimWorld, tree: MemoryTree) -> None:
+    async with started(world, tree) as one:
+        await one.create_ledger()
+        assert await one.add(0) is Status.OK
+        one.store.suspend()
+        assert await one.add(1) is Status.OK
+        one.store.expire()
+        assert await RegistrationClient(MemoryStore(tree)).bookies() == RegisteredBookies({}, {})
+        assert await one.add(2) is Status.OK
+        one.store.resume()
+        await pause(15)
+        assert await one.client.bookies() == RegisteredBookies({one.bookie.id: "b1:3181"}, {})
 
 
-def test_full_disk_changes_the_registration_and_is_logged_once(
+@in_world
+async def test_full_disk_changes_the_registration_and_is_logged_once(
     world: SimWorld, tree: MemoryTree, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        async with started(world, tree) as one:
-            await one.create_ledger()
-            disk = world.node("b1").disk
-            disk.set_capacity(disk.config.capacity_bytes - disk.free_bytes() + 5 * 4096)
-            entry = 0
-            while await one.add(entry, b"x" * 300) is Status.OK:
-                entry += 1
-            await pause(1)
-            assert await one.client.bookies() == RegisteredBookies({}, {one.bookie.id: "b1:3181"})
-            await pause(20)
-            assert caplog.text.count("cannot be created, retrying") == 1, "not at each check"
-            disk.set_capacity(1 << 30)
-            await pause(5)
-            assert await one.client.bookies() == RegisteredBookies({one.bookie.id: "b1:3181"}, {})
-
-    run(world, scenario())
+    async with started(world, tree) as one:
+        await one.create_ledger()
+        disk = world.node("b1").disk
+        disk.set_capacity(disk.config.capacity_bytes - disk.free_bytes() + 5 * 4096)
+        entry = 0
+        while await one.add(entry, b"x" * 300) is Status.OK:
+            entry += 1
+        await pause(1)
+        assert await one.client.bookies() == RegisteredBookies({}, {one.bookie.id: "b1:3181"})
+        await pause(20)
+        assert caplog.text.count("cannot be created, retrying") == 1, "not at each check"
+        disk.set_capacity(1 << 30)
+        await pause(5)
+        assert await one.client.bookies() == RegisteredBookies({one.bookie.id: "b1:3181"}, {})
 
 
 def test_bookie_that_must_not_start_registers_nowhere(world: SimWorld, tree: MemoryTree) -> None:
@@ -237,60 +227,53 @@ def test_failed_start_leaves_no_writer_behind(world: SimWorld, tree: MemoryTree)
 
 
 # docs/protocol.md A10
-def test_bookie_removed_while_it_starts_does_not_serve(world: SimWorld, tree: MemoryTree) -> None:
+@in_world
+async def test_bookie_removed_while_it_starts_does_not_serve(world: SimWorld, tree: MemoryTree) -> None:
     """The operator's command checked the registration before the bookie registered, and does not check again."""
+    register = BookieRegistration.start
 
-    async def scenario() -> None:
-        register = BookieRegistration.start
+    async def late(self: BookieRegistration, nursery: Nursery, *, readonly: bool = False) -> None:
+        cookies = CookieStore(MemoryStore(tree))
+        for bookie in await cookies.bookies():
+            await cookies.delete(bookie, (await cookies.read(bookie))[1])
+        await register(self, nursery, readonly=readonly)
 
-        async def late(self: BookieRegistration, nursery: Nursery, *, readonly: bool = False) -> None:
-            cookies = CookieStore(MemoryStore(tree))
-            for bookie in await cookies.bookies():
-                await cookies.delete(bookie, (await cookies.read(bookie))[1])
-            await register(self, nursery, readonly=readonly)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(BookieRegistration, "start", late)
-            with pytest.raises(ConfigError, match="was removed while it started"):
-                async with started(world, tree):
-                    pass
-        assert tree.children("/ledgers/available") == ["readonly"]
-
-    run(world, scenario())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BookieRegistration, "start", late)
+        with pytest.raises(ConfigError, match="was removed while it started"):
+            async with started(world, tree):
+                pass
+    assert tree.children("/ledgers/available") == ["readonly"]
 
 
 # docs/protocol.md B10, B29
-def test_deleted_ledgers_are_dropped_automatically(world: SimWorld, tree: MemoryTree) -> None:
-    async def scenario() -> None:
-        async with started(world, tree, none_are_ours, reclaim_interval_s=30.0) as one:
-            await one.create_ledger()
-            assert await one.add(0) is Status.OK
-            await LedgerStore(one.store).remove(L, -1)
-            await pause(31)
-            assert one.bookie.statistics()["dropped_ledgers"] == 0, "its id was never given: B29"
-            assert paths.OLDER_COPY not in tree.paths(), "its creator may have chosen it"
-            assert one.bookie.statistics()["unheard_ledgers"] == 1
-            await given_ids(one.store, L)
-            await pause(31)
-            assert one.bookie.statistics()["dropped_ledgers"] == 1
-            assert await one.add(1) is Status.FENCED
-
-    run(world, scenario())
+@in_world
+async def test_deleted_ledgers_are_dropped_automatically(world: SimWorld, tree: MemoryTree) -> None:
+    async with started(world, tree, none_are_ours, reclaim_interval_s=30.0) as one:
+        await one.create_ledger()
+        assert await one.add(0) is Status.OK
+        await LedgerStore(one.store).remove(L, -1)
+        await pause(31)
+        assert one.bookie.statistics()["dropped_ledgers"] == 0, "its id was never given: B29"
+        assert paths.OLDER_COPY not in tree.paths(), "its creator may have chosen it"
+        assert one.bookie.statistics()["unassigned_ledgers"] == 1
+        await given_ids(one.store, L)
+        await pause(31)
+        assert one.bookie.statistics()["dropped_ledgers"] == 1
+        assert await one.add(1) is Status.FENCED
 
 
 # docs/protocol.md B29
-def test_running_bookie_marks_an_older_metadata_copy_in_time(world: SimWorld, tree: MemoryTree) -> None:
-    async def scenario() -> None:
-        async with started(world, tree, reclaim_interval_s=30.0) as one:
-            await one.create_ledger()
-            assert await one.add(0) is Status.OK
-            await LedgerStore(one.store).remove(L, -1)
-            await pause(30 * (L + 3))
-            assert one.bookie.statistics()["dropped_ledgers"] == 0
-            assert paths.OLDER_COPY in tree.paths()
-            assert await one.read(0) is Status.OK
-
-    run(world, scenario())
+@in_world
+async def test_running_bookie_marks_an_older_metadata_copy_in_time(world: SimWorld, tree: MemoryTree) -> None:
+    async with started(world, tree, reclaim_interval_s=30.0) as one:
+        await one.create_ledger()
+        assert await one.add(0) is Status.OK
+        await LedgerStore(one.store).remove(L, -1)
+        await pause(30 * (L + 3))
+        assert one.bookie.statistics()["dropped_ledgers"] == 0
+        assert paths.OLDER_COPY in tree.paths()
+        assert await one.read(0) is Status.OK
 
 
 # docs/protocol.md B29
@@ -319,54 +302,48 @@ def test_bookie_does_not_start_with_ledger_ids_not_yet_given(world: SimWorld, tr
 
 
 # docs/protocol.md B29
-def test_bookie_does_not_start_on_metadata_that_was_moved_away(world: SimWorld, tree: MemoryTree) -> None:
+@in_world
+async def test_bookie_does_not_start_on_metadata_that_was_moved_away(world: SimWorld, tree: MemoryTree) -> None:
     """Ledgers created since then have ids of a range that was never counted there."""
     moved = LedgerId((1 << 32) + 5)
-
-    async def scenario() -> None:
-        async with started(world, tree) as one:
-            await one.create_ledger(moved)
-            assert await one.add(0, ledger=moved) is Status.OK
-            await LedgerStore(one.store).remove(moved, -1)
-        await given_ids(MemoryStore(tree), LedgerId(30))
-        with pytest.raises(ConfigError, match=rf"an older copy of itself: .* does not know 1 ledgers .*\({moved}\)"):
-            async with started(world, tree):
-                pass
-
-    run(world, scenario())
+    async with started(world, tree) as one:
+        await one.create_ledger(moved)
+        assert await one.add(0, ledger=moved) is Status.OK
+        await LedgerStore(one.store).remove(moved, -1)
+    await given_ids(MemoryStore(tree), LedgerId(30))
+    with pytest.raises(ConfigError, match=rf"an older copy of itself: .* does not know 1 ledgers .*\({moved}\)"):
+        async with started(world, tree):
+            pass
 
 
 # docs/protocol.md B29, B10
 @pytest.mark.parametrize("tells", [True, False])
-def test_incomplete_exported_metadata_makes_a_bookie_drop_nothing(
+@in_world
+async def test_incomplete_exported_metadata_makes_a_bookie_drop_nothing(
     world: SimWorld, tree: MemoryTree, tells: bool
 ) -> None:
     """Restored from a file that was written before the ledger was created. If the file contains the id counter, the
     bookie does not start; a file of an older release does not."""
     moved = MemoryTree()
-
-    async def scenario() -> None:
-        async with started(world, tree):
-            pass
-        await given_ids(MemoryStore(tree), LedgerId(L - 1))
-        nodes, instance = await export(MemoryStore(tree))
-        async with started(world, tree) as one:
-            await one.create_ledger()
-            assert await one.add(0) is Status.OK
-        if not tells:
-            del nodes[paths.COUNTED]
-        await restore(MemoryStore(moved), nodes, instance)
-        if tells:
-            with pytest.raises(ConfigError, match=rf"an older copy of itself: .* does not know 1 ledgers .*\({L}\)"):
-                async with started(world, moved):
-                    pass
-            assert paths.OLDER_COPY in moved.paths()
-            return
-        async with started(world, moved, reclaim_interval_s=30.0) as one:
-            await pause(31)
-            assert (one.bookie.statistics()["unheard_ledgers"], await one.read(0)) == (1, Status.OK)
-
-    run(world, scenario())
+    async with started(world, tree):
+        pass
+    await given_ids(MemoryStore(tree), LedgerId(L - 1))
+    nodes, instance = await export(MemoryStore(tree))
+    async with started(world, tree) as one:
+        await one.create_ledger()
+        assert await one.add(0) is Status.OK
+    if not tells:
+        del nodes[paths.COUNTED]
+    await restore(MemoryStore(moved), nodes, instance)
+    if tells:
+        with pytest.raises(ConfigError, match=rf"an older copy of itself: .* does not know 1 ledgers .*\({L}\)"):
+            async with started(world, moved):
+                pass
+        assert paths.OLDER_COPY in moved.paths()
+        return
+    async with started(world, moved, reclaim_interval_s=30.0) as one:
+        await pause(31)
+        assert (one.bookie.statistics()["unassigned_ledgers"], await one.read(0)) == (1, Status.OK)
 
 
 # docs/protocol.md B29

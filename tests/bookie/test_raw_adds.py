@@ -15,8 +15,8 @@ from kvstore.proto.bookkeeper import Status
 from kvstore.proto.digest import EntryDigest, master_key
 from kvstore.types import DigestType, EntryId, LedgerId, LedgerState
 from tests.bookie.peer import Peer, Served, serve
+from tests.bookie.peers.test_version_two import ADD, ask, frame, number
 from tests.bookie.support import KEY, ME, OTHERS, Metadata, Shelf, crash, metadata, packet, run, tiny
-from tests.bookie.test_version_two import ADD, ask, frame, number
 from tests.sim.world.env import SimWorld
 from tests.sim.world.pause import pause
 

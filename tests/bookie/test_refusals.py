@@ -9,12 +9,12 @@ import os
 
 import pytest
 
-from kvstore.bookie.journal.supply import FILES_RESERVE, LOOK_S, RETRY_S
+from kvstore.bookie.journal.supply import FILES_RESERVE, POLL_S, RETRY_S
 from kvstore.env.ports import FILES_UNLIMITED
 from kvstore.errors import ConfigError
 from kvstore.os_errors import is_passing, reason_of
 from kvstore.proto.bookkeeper import Status
-from tests.bookie.support import Metadata, Shelf, crash, metadata, run, tiny
+from tests.bookie.support import Metadata, Shelf, crash, in_world, metadata, run, tiny
 from tests.sim.world.disk import Refusal, SimDisk
 from tests.sim.world.env import NodeCrashed, SimWorld
 from tests.sim.world.pause import pause
@@ -154,25 +154,23 @@ def test_index_file_that_cannot_be_written_costs_only_memory(world: SimWorld, na
 @pytest.mark.parametrize("operation", ["open", "read"])
 @pytest.mark.parametrize("part", [".journal", ".index"])
 @pytest.mark.parametrize("name", ["EMFILE", "ENFILE", "ENOMEM", "EAGAIN", "EINTR"])
-def test_read_that_fails_temporarily_is_no_damage(world: SimWorld, name: str, part: str, operation: str) -> None:
-    async def scenario() -> None:
-        shelf = await opened(world)
-        answers: list[asyncio.Future[Status]] = []
-        await write(shelf, answers, 40)
-        await pause(1)
-        for segment in shelf.storage.inventory.segments.values():
-            if segment is not shelf.storage.journal.open_group.segment:
-                segment.release()
-        shelf.storage.inventory.index_files.close()
-        refuse(world.node("b1").disk, name, operation, part=part)
-        assert await shelf.status(L, 3) is Status.IO_ERROR
-        assert await shelf.status(L, 3, fence=True) is Status.IO_ERROR
-        world.node("b1").disk.refusals.clear()
-        assert {await shelf.status(L, each) for each in range(40)} == {Status.OK}
-        found = shelf.storage.refresh_statistics()
-        assert (found.damaged_records, found.limbo_ledgers, found.index_files_rebuilt) == (0, 0, 0)
-
-    run(world, scenario())
+@in_world
+async def test_read_that_fails_temporarily_is_no_damage(world: SimWorld, name: str, part: str, operation: str) -> None:
+    shelf = await opened(world)
+    answers: list[asyncio.Future[Status]] = []
+    await write(shelf, answers, 40)
+    await pause(1)
+    for segment in shelf.storage.inventory.segments.values():
+        if segment is not shelf.storage.journal.open_group.segment:
+            segment.release()
+    shelf.storage.inventory.index_files.close()
+    refuse(world.node("b1").disk, name, operation, part=part)
+    assert await shelf.status(L, 3) is Status.IO_ERROR
+    assert await shelf.status(L, 3, fence=True) is Status.IO_ERROR
+    world.node("b1").disk.refusals.clear()
+    assert {await shelf.status(L, each) for each in range(40)} == {Status.OK}
+    found = shelf.storage.refresh_statistics()
+    assert (found.damaged_records, found.limbo_ledgers, found.index_files_rebuilt) == (0, 0, 0)
 
 
 # docs/protocol.md B39, B40
@@ -221,16 +219,16 @@ def test_bookie_without_inodes_is_readonly_and_reports_it(world: SimWorld, monke
         monkeypatch.setattr(disk, "free_files", lambda _path="": free)
         shelf = await opened(world)
         free = FILES_RESERVE // 2 - 1
-        await pause(LOOK_S + 1)
+        await pause(POLL_S + 1)
         assert shelf.storage.is_readonly
         assert shelf.storage.journal.why_full == f"fewer than {FILES_RESERVE} inodes are free: bookie/journal"
         assert await shelf.add(L, 0) is Status.READ_ONLY
         assert await shelf.status(L, fence=True) is Status.NO_ENTRY, "a fence still has space"
         free = 0
-        await pause(LOOK_S + 1)
+        await pause(POLL_S + 1)
         assert shelf.storage.journal.why_full.startswith("no inodes are free, although bytes are: bookie/journal")
         free = FILES_RESERVE
-        await pause(LOOK_S + 1)
+        await pause(POLL_S + 1)
         assert not shelf.storage.is_readonly
 
     run(world, scenario())

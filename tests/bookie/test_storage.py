@@ -14,18 +14,7 @@ from kvstore.bookie.replay import replay
 from kvstore.env.disk import DirectoryDisk
 from kvstore.proto.bookkeeper import Status
 from kvstore.types import LedgerState
-from tests.bookie.support import (
-    KEY,
-    OTHERS,
-    Metadata,
-    Shelf,
-    crash,
-    metadata,
-    packet,
-    run,
-    segments,
-    tiny,
-)
+from tests.bookie.support import KEY, OTHERS, Metadata, Shelf, crash, in_world, metadata, packet, run, segments, tiny
 from tests.sim.world.env import SimWorld
 from tests.sim.world.pause import pause
 
@@ -53,52 +42,46 @@ def test_acknowledged_entry_is_readable_even_after_a_power_cut(world: SimWorld) 
     run(world, read())
 
 
-def test_adds_that_arrive_during_a_sync_share_the_next_one(world: SimWorld) -> None:
-    async def scenario() -> None:
-        shelf = await opened(world, segment_bytes=1 << 16)
-        await shelf.add(L, 0)
-        before = shelf.storage.statistics.syncs
-        first = shelf.submit(L, 1)
-        await pause(0.0005)
-        rest = [shelf.submit(L, entry) for entry in range(2, 50)]
-        assert await first is Status.OK
-        assert not any(answer.done() for answer in rest)
-        assert {await answer for answer in rest} == {Status.OK}
-        assert shelf.storage.statistics.syncs == before + 2
-
-    run(world, scenario())
+@in_world
+async def test_adds_that_arrive_during_a_sync_share_the_next_one(world: SimWorld) -> None:
+    shelf = await opened(world, segment_bytes=1 << 16)
+    await shelf.add(L, 0)
+    before = shelf.storage.statistics.syncs
+    first = shelf.submit(L, 1)
+    await pause(0.0005)
+    rest = [shelf.submit(L, entry) for entry in range(2, 50)]
+    assert await first is Status.OK
+    assert not any(answer.done() for answer in rest)
+    assert {await answer for answer in rest} == {Status.OK}
+    assert shelf.storage.statistics.syncs == before + 2
 
 
-def test_add_is_neither_acknowledged_nor_shown_before_its_sync(world: SimWorld) -> None:
-    async def scenario() -> None:
-        shelf = await opened(world)
-        await shelf.add(L, 0)
-        world.node("b1").disk.slow_syncs((10, 10))
-        add, read, fencing = shelf.submit(L, 1), shelf.submit_read(L, 1), shelf.submit_read(L, 1, fence=True)
-        await pause(5)
-        assert not add.done()
-        assert not read.done()
-        assert not fencing.done()
-        assert await shelf.read(L, 0) == (Status.OK, packet(L, 0), -1)
-        assert await add is Status.OK
-        assert (await read)[:2] == (Status.OK, packet(L, 1))
-        assert (await fencing)[:2] == (Status.OK, packet(L, 1))
-
-    run(world, scenario())
+@in_world
+async def test_add_is_neither_acknowledged_nor_shown_before_its_sync(world: SimWorld) -> None:
+    shelf = await opened(world)
+    await shelf.add(L, 0)
+    world.node("b1").disk.slow_syncs((10, 10))
+    add, read, fencing = shelf.submit(L, 1), shelf.submit_read(L, 1), shelf.submit_read(L, 1, fence=True)
+    await pause(5)
+    assert not add.done()
+    assert not read.done()
+    assert not fencing.done()
+    assert await shelf.read(L, 0) == (Status.OK, packet(L, 0), -1)
+    assert await add is Status.OK
+    assert (await read)[:2] == (Status.OK, packet(L, 1))
+    assert (await fencing)[:2] == (Status.OK, packet(L, 1))
 
 
-def test_fencing_read_sees_every_earlier_add_and_stops_every_later_one(world: SimWorld) -> None:
-    async def scenario() -> None:
-        shelf = await opened(world)
-        await shelf.add(L, 0)
-        before, fencing, after = shelf.submit(L, 1), shelf.submit_read(L, fence=True), shelf.submit(L, 2)
-        assert await after is Status.FENCED
-        assert await before is Status.OK
-        assert (await fencing)[1] == packet(L, 1)
-        assert await shelf.add(L, 1) is Status.FENCED, "an entry that it holds is no exception"
-        assert await shelf.add(L, 2, recovery=True) is Status.OK
-
-    run(world, scenario())
+@in_world
+async def test_fencing_read_sees_every_earlier_add_and_stops_every_later_one(world: SimWorld) -> None:
+    shelf = await opened(world)
+    await shelf.add(L, 0)
+    before, fencing, after = shelf.submit(L, 1), shelf.submit_read(L, fence=True), shelf.submit(L, 2)
+    assert await after is Status.FENCED
+    assert await before is Status.OK
+    assert (await fencing)[1] == packet(L, 1)
+    assert await shelf.add(L, 1) is Status.FENCED, "an entry that it holds is no exception"
+    assert await shelf.add(L, 2, recovery=True) is Status.OK
 
 
 @pytest.mark.parametrize("power", [True, False])
@@ -122,72 +105,62 @@ def test_fence_outlives_a_crash_right_after_its_answer(world: SimWorld, power: b
 
 # docs/protocol.md L5
 @pytest.mark.parametrize("entry", [0, 5, -1])
-def test_fencing_read_is_answered_only_once_the_fence_is_on_disk(world: SimWorld, entry: int) -> None:
-    async def scenario() -> None:
-        shelf = await opened(world)
-        await shelf.add(L, 0)
-        world.node("b1").disk.slow_syncs((10, 10))
-        answers = [shelf.submit_read(ledger, entry, fence=True) for ledger in (L, 8)]
-        answers += [shelf.submit_read(ledger, entry, fence=True) for ledger in (L, 8)]
-        await pause(9)
-        assert not any(answer.done() for answer in answers)
-        for answer in answers:
-            await answer
-        again = shelf.submit_read(L, entry, fence=True)
-        assert again.done(), "the second fence needs no sync"
-
-    run(world, scenario())
+@in_world
+async def test_fencing_read_is_answered_only_once_the_fence_is_on_disk(world: SimWorld, entry: int) -> None:
+    shelf = await opened(world)
+    await shelf.add(L, 0)
+    world.node("b1").disk.slow_syncs((10, 10))
+    answers = [shelf.submit_read(ledger, entry, fence=True) for ledger in (L, 8)]
+    answers += [shelf.submit_read(ledger, entry, fence=True) for ledger in (L, 8)]
+    await pause(9)
+    assert not any(answer.done() for answer in answers)
+    for answer in answers:
+        await answer
+    again = shelf.submit_read(L, entry, fence=True)
+    assert again.done(), "the second fence needs no sync"
 
 
-def test_read_without_fence_fences_nothing(world: SimWorld) -> None:
-    async def scenario() -> None:
-        shelf = await opened(world)
-        await shelf.add(L, 0)
-        await shelf.read(L)
-        assert await shelf.add(L, 1) is Status.OK
-
-    run(world, scenario())
+@in_world
+async def test_read_without_fence_fences_nothing(world: SimWorld) -> None:
+    shelf = await opened(world)
+    await shelf.add(L, 0)
+    await shelf.read(L)
+    assert await shelf.add(L, 1) is Status.OK
 
 
-def test_wrong_key_neither_writes_nor_fences(world: SimWorld) -> None:
-    async def scenario() -> None:
-        shelf = await opened(world)
-        await shelf.add(L, 0)
-        assert await shelf.add(L, 1, key=b"x" * 20) is Status.UNAUTHORIZED
-        assert await shelf.add(L, 1, key=b"x" * 20, recovery=True) is Status.UNAUTHORIZED
-        assert await shelf.write_lac(L, 0, key=b"x" * 20) is Status.UNAUTHORIZED
-        assert await shelf.status(L, 0, fence=True, key=b"x" * 20) is Status.UNAUTHORIZED
-        assert await shelf.add(L, 1) is Status.OK
-
-    run(world, scenario())
+@in_world
+async def test_wrong_key_neither_writes_nor_fences(world: SimWorld) -> None:
+    shelf = await opened(world)
+    await shelf.add(L, 0)
+    assert await shelf.add(L, 1, key=b"x" * 20) is Status.UNAUTHORIZED
+    assert await shelf.add(L, 1, key=b"x" * 20, recovery=True) is Status.UNAUTHORIZED
+    assert await shelf.write_lac(L, 0, key=b"x" * 20) is Status.UNAUTHORIZED
+    assert await shelf.status(L, 0, fence=True, key=b"x" * 20) is Status.UNAUTHORIZED
+    assert await shelf.add(L, 1) is Status.OK
 
 
-def test_repeated_add_is_answered_without_storing_it_twice(world: SimWorld) -> None:
-    async def scenario() -> None:
-        shelf = await opened(world)
-        await shelf.add(L, 0)
-        syncs = shelf.storage.statistics.syncs
-        assert await shelf.add(L, 0) is Status.OK
-        assert shelf.storage.statistics.syncs == syncs
-        assert await shelf.add(L, 0, lac=0, recovery=True) is Status.OK, "recovery's copy has another LAC"
-        assert (await shelf.read(L, 0))[1] == packet(L, 0, lac=0)
-
-    run(world, scenario())
+@in_world
+async def test_repeated_add_is_answered_without_storing_it_twice(world: SimWorld) -> None:
+    shelf = await opened(world)
+    await shelf.add(L, 0)
+    syncs = shelf.storage.statistics.syncs
+    assert await shelf.add(L, 0) is Status.OK
+    assert shelf.storage.statistics.syncs == syncs
+    assert await shelf.add(L, 0, lac=0, recovery=True) is Status.OK, "recovery's copy has another LAC"
+    assert (await shelf.read(L, 0))[1] == packet(L, 0, lac=0)
 
 
 # Unknown ledgers
 
 
-def test_first_add_is_judged_by_the_ledgers_metadata_once(world: SimWorld) -> None:
-    async def scenario() -> None:
-        shelf = await opened(world)
-        answers = [shelf.submit(L, entry) for entry in range(5)]
-        assert [await answer for answer in answers] == [Status.OK] * 5
-        assert await shelf.add(L, 5) is Status.OK
-        assert shelf.meta.asked == [L]
-        assert [await shelf.payload(L, entry) for entry in range(6)] == [b"hello"] * 6
-
-    run(world, scenario())
+@in_world
+async def test_first_add_is_judged_by_the_ledgers_metadata_once(world: SimWorld) -> None:
+    shelf = await opened(world)
+    answers = [shelf.submit(L, entry) for entry in range(5)]
+    assert [await answer for answer in answers] == [Status.OK] * 5
+    assert await shelf.add(L, 5) is Status.OK
+    assert shelf.meta.asked == [L]
+    assert [await shelf.payload(L, entry) for entry in range(6)] == [b"hello"] * 6
 
 
 def test_admission_is_remembered_across_a_restart(world: SimWorld) -> None:
@@ -216,82 +189,70 @@ def test_admission_is_remembered_across_a_restart(world: SimWorld) -> None:
         (metadata(L, *OTHERS), Status.UNKNOWN_LEDGER_STATE),
     ],
 )
-def test_add_to_an_unknown_ledger_that_is_not_open_here_is_refused(
+@in_world
+async def test_add_to_an_unknown_ledger_that_is_not_open_here_is_refused(
     world: SimWorld, found: object, status: Status
 ) -> None:
-    async def scenario() -> None:
-        meta = Metadata()
-        meta.known[L] = found  # type: ignore[assignment]
-        shelf = await opened(world, meta)
-        assert await shelf.add(L, 0) is status
-        assert await shelf.status(L, 0) is Status.NO_LEDGER
-
-    run(world, scenario())
+    meta = Metadata()
+    meta.known[L] = found  # type: ignore[assignment]
+    shelf = await opened(world, meta)
+    assert await shelf.add(L, 0) is status
+    assert await shelf.status(L, 0) is Status.NO_LEDGER
 
 
-def test_unjudgeable_add_is_neither_accepted_nor_called_fenced(world: SimWorld) -> None:
-    async def scenario() -> None:
-        meta = Metadata()
-        meta.is_away = True
-        shelf = await opened(world, meta)
-        assert await shelf.add(L, 0) is Status.UNKNOWN_LEDGER_STATE
-        meta.is_away = False
-        assert await shelf.add(L, 0) is Status.OK
-
-    run(world, scenario())
+@in_world
+async def test_unjudgeable_add_is_neither_accepted_nor_called_fenced(world: SimWorld) -> None:
+    meta = Metadata()
+    meta.is_away = True
+    shelf = await opened(world, meta)
+    assert await shelf.add(L, 0) is Status.UNKNOWN_LEDGER_STATE
+    meta.is_away = False
+    assert await shelf.add(L, 0) is Status.OK
 
 
-def test_fence_during_a_metadata_read_wins(world: SimWorld) -> None:
-    async def scenario() -> None:
-        meta = Metadata()
-        shelf = await opened(world, meta)
-        assert await shelf.add(L, 1, recovery=True) is Status.OK  # so its key is known
-        meta.gate = asyncio.Event()
-        add = shelf.submit(L, 0)
-        assert await shelf.status(L, 0, fence=True) is Status.NO_ENTRY
-        meta.gate.set()
-        assert await add is Status.FENCED
-
-    run(world, scenario())
+@in_world
+async def test_fence_during_a_metadata_read_wins(world: SimWorld) -> None:
+    meta = Metadata()
+    shelf = await opened(world, meta)
+    assert await shelf.add(L, 1, recovery=True) is Status.OK  # so its key is known
+    meta.gate = asyncio.Event()
+    add = shelf.submit(L, 0)
+    assert await shelf.status(L, 0, fence=True) is Status.NO_ENTRY
+    meta.gate.set()
+    assert await add is Status.FENCED
 
 
-def test_fence_sees_entries_admitted_while_its_key_was_checked(world: SimWorld) -> None:
-    async def scenario() -> None:
-        meta = Metadata()
-        meta.gate = asyncio.Event()
-        shelf = await opened(world, meta)
-        add, fence = shelf.submit(L, 0), shelf.submit_read(L, 0, fence=True)
-        meta.gate.set()
-        assert await add is Status.OK
-        assert (await fence)[0] is Status.OK
-        assert await shelf.add(L, 1) is Status.FENCED
-
-    run(world, scenario())
+@in_world
+async def test_fence_sees_entries_admitted_while_its_key_was_checked(world: SimWorld) -> None:
+    meta = Metadata()
+    meta.gate = asyncio.Event()
+    shelf = await opened(world, meta)
+    add, fence = shelf.submit(L, 0), shelf.submit_read(L, 0, fence=True)
+    meta.gate.set()
+    assert await add is Status.OK
+    assert (await fence)[0] is Status.OK
+    assert await shelf.add(L, 1) is Status.FENCED
 
 
-def test_recovery_adds_to_an_unknown_ledger_do_not_admit_its_old_writer(world: SimWorld) -> None:
-    async def scenario() -> None:
-        meta = Metadata()
-        meta.known[L] = metadata(L, state=LedgerState.IN_RECOVERY)
-        shelf = await opened(world, meta)
-        assert await shelf.add(L, 0, recovery=True) is Status.OK
-        assert await shelf.add(L, 1) is Status.FENCED
-
-    run(world, scenario())
+@in_world
+async def test_recovery_adds_to_an_unknown_ledger_do_not_admit_its_old_writer(world: SimWorld) -> None:
+    meta = Metadata()
+    meta.known[L] = metadata(L, state=LedgerState.IN_RECOVERY)
+    shelf = await opened(world, meta)
+    assert await shelf.add(L, 0, recovery=True) is Status.OK
+    assert await shelf.add(L, 1) is Status.FENCED
 
 
-def test_too_many_waiting_adds_are_refused(world: SimWorld) -> None:
-    async def scenario() -> None:
-        meta = Metadata()
-        meta.gate = asyncio.Event()
-        shelf = await opened(world, meta, segment_bytes=1 << 22)
-        answers = [shelf.submit(L, entry) for entry in range(5000)]
-        refused = [answer.result() for answer in answers if answer.done()]
-        assert refused == [Status.TOO_MANY_REQUESTS] * (5000 - 4096)
-        meta.gate.set()
-        assert {await answer for answer in answers[:4096]} == {Status.OK}
-
-    run(world, scenario())
+@in_world
+async def test_too_many_waiting_adds_are_refused(world: SimWorld) -> None:
+    meta = Metadata()
+    meta.gate = asyncio.Event()
+    shelf = await opened(world, meta, segment_bytes=1 << 22)
+    answers = [shelf.submit(L, entry) for entry in range(5000)]
+    refused = [answer.result() for answer in answers if answer.done()]
+    assert refused == [Status.TOO_MANY_REQUESTS] * (5000 - 4096)
+    meta.gate.set()
+    assert {await answer for answer in answers[:4096]} == {Status.OK}
 
 
 # Bad input
@@ -310,17 +271,15 @@ def test_too_many_waiting_adds_are_refused(world: SimWorld) -> None:
         (L, 0, packet(L, 0, b"x" * (5 << 20)), KEY),
     ],
 )
-def test_add_that_contradicts_itself_is_a_bad_request(
+@in_world
+async def test_add_that_contradicts_itself_is_a_bad_request(
     world: SimWorld, ledger: int, entry: int, body: bytes, key: bytes
 ) -> None:
-    async def scenario() -> None:
-        shelf = await opened(world)
-        answers: list[Status] = []
-        shelf.storage.add(ledger, entry, body, key, recovery=False, done=answers.append)
-        shelf.storage.add(ledger, entry, body, key, recovery=True, done=answers.append)
-        assert answers == [Status.BAD_REQUEST] * 2
-
-    run(world, scenario())
+    shelf = await opened(world)
+    answers: list[Status] = []
+    shelf.storage.add(ledger, entry, body, key, recovery=False, done=answers.append)
+    shelf.storage.add(ledger, entry, body, key, recovery=True, done=answers.append)
+    assert answers == [Status.BAD_REQUEST] * 2
 
 
 # Segments
@@ -396,16 +355,14 @@ def test_entry_larger_than_a_segment_gets_a_large_enough_segment(world: SimWorld
     run(world, again())
 
 
-def test_force_answers_after_everything_accepted_before(world: SimWorld) -> None:
-    async def scenario() -> None:
-        shelf = await opened(world)
-        await shelf.add(L, 0)
-        order: list[str] = []
-        shelf.submit(L, 1).add_done_callback(lambda _: order.append("add"))
-        forced = asyncio.get_running_loop().create_future()
-        shelf.storage.force(L, done=forced.set_result)
-        forced.add_done_callback(lambda _: order.append("force"))
-        assert await forced is Status.OK
-        assert order == ["add", "force"]
-
-    run(world, scenario())
+@in_world
+async def test_force_answers_after_everything_accepted_before(world: SimWorld) -> None:
+    shelf = await opened(world)
+    await shelf.add(L, 0)
+    order: list[str] = []
+    shelf.submit(L, 1).add_done_callback(lambda _: order.append("add"))
+    forced = asyncio.get_running_loop().create_future()
+    shelf.storage.force(L, done=forced.set_result)
+    forced.add_done_callback(lambda _: order.append("force"))
+    assert await forced is Status.OK
+    assert order == ["add", "force"]

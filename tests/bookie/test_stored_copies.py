@@ -21,7 +21,7 @@ from kvstore.proto.bookkeeper import Status
 from kvstore.proto.digest import EntryDigest, master_key
 from kvstore.types import DigestType, EntryId, LedgerId
 from tests.bookie.index.index_support import damaged_block, filled, index_files, payload_of
-from tests.bookie.support import FAST, Metadata, Shelf, crash, metadata, packet, run, segments, tiny
+from tests.bookie.support import FAST, Metadata, Shelf, crash, in_world, metadata, packet, run, segments, tiny
 from tests.sim.world.env import SimWorld
 from tests.sim.world.pause import pause
 
@@ -72,67 +72,61 @@ def test_stored_entry_keeps_its_payload_in_memory_on_disk_and_after_starts(world
     run(world, again())
 
 
-def test_entries_that_wait_for_the_same_sync_are_compared(world: SimWorld) -> None:
-    async def scenario() -> None:
-        shelf = await opened(world)
-        assert await shelf.add(L, 0) is Status.OK
-        answers = [
-            shelf.submit(L, 1, FIRST),
-            shelf.submit(L, 1, SECOND),
-            shelf.submit(L, 1, LONGER, recovery=True),
-            shelf.submit(L, 1, FIRST),
-        ]
-        assert answers[1].done(), "a refusal waits for nothing"
-        assert not answers[3].done(), "a repetition is answered after the sync"
-        assert [await each for each in answers] == [Status.OK, Status.FENCED, Status.FENCED, Status.OK]
-        assert await shelf.payload(L, 1) == FIRST
-        assert shelf.storage.statistics.adds == 2
-
-    run(world, scenario())
+@in_world
+async def test_entries_that_wait_for_the_same_sync_are_compared(world: SimWorld) -> None:
+    shelf = await opened(world)
+    assert await shelf.add(L, 0) is Status.OK
+    answers = [
+        shelf.submit(L, 1, FIRST),
+        shelf.submit(L, 1, SECOND),
+        shelf.submit(L, 1, LONGER, recovery=True),
+        shelf.submit(L, 1, FIRST),
+    ]
+    assert answers[1].done(), "a refusal waits for nothing"
+    assert not answers[3].done(), "a repetition is answered after the sync"
+    assert [await each for each in answers] == [Status.OK, Status.FENCED, Status.FENCED, Status.OK]
+    assert await shelf.payload(L, 1) == FIRST
+    assert shelf.storage.statistics.adds == 2
 
 
-def test_entry_whose_group_is_being_shown_is_compared(world: SimWorld) -> None:
+@in_world
+async def test_entry_whose_group_is_being_shown_is_compared(world: SimWorld) -> None:
     """A client that is notified of a stored packet may send an add before the group's other packets are in the
     index."""
+    shelf = await opened(world)
+    assert await shelf.add(L, 0) is Status.OK
+    late = []
 
-    async def scenario() -> None:
-        shelf = await opened(world)
-        assert await shelf.add(L, 0) is Status.OK
-        late = []
+    class Teller:
+        def entry_stored(self, entry: int, packet: bytes) -> None:
+            if entry == 1:
+                late.append(shelf.submit(L, 2, SECOND, recovery=True))
 
-        class Teller:
-            def entry_stored(self, entry: int, packet: bytes) -> None:
-                if entry == 1:
-                    late.append(shelf.submit(L, 2, SECOND, recovery=True))
+        def lac_raised(self, lac: int) -> None: ...
 
-            def lac_raised(self, lac: int) -> None: ...
-
-        assert shelf.storage.listen(L, Teller()) is not None
-        both = [shelf.submit(L, 1), shelf.submit(L, 2, FIRST)]
-        assert [await each for each in both] == [Status.OK, Status.OK]
-        assert [await each for each in late] == [Status.FENCED]
-        assert await shelf.payload(L, 2) == FIRST
-
-    run(world, scenario())
+    assert shelf.storage.listen(L, Teller()) is not None
+    both = [shelf.submit(L, 1), shelf.submit(L, 2, FIRST)]
+    assert [await each for each in both] == [Status.OK, Status.OK]
+    assert [await each for each in late] == [Status.FENCED]
+    assert await shelf.payload(L, 2) == FIRST
 
 
 # docs/protocol.md R4
-def test_recovery_add_is_stored_with_its_own_lac_but_not_another_payload(world: SimWorld) -> None:
-    async def scenario() -> None:
-        shelf = await opened(world)
-        assert await shelf.add(L, 5, FIRST, lac=4) is Status.OK
-        assert await shelf.status(L, fence=True) is Status.OK
-        assert await shelf.add(L, 5, FIRST, lac=3, recovery=True) is Status.OK
-        assert (await shelf.read(L, 5))[1] == packet(L, 5, FIRST, 3)
-        await_other = [shelf.submit(L, 5, FIRST, lac=2, recovery=True), shelf.submit(L, 5, SECOND, recovery=True)]
-        assert [await each for each in await_other] == [Status.OK, Status.FENCED]
-        assert (await shelf.read(L, 5))[1] == packet(L, 5, FIRST, 2)
-
-    run(world, scenario())
+@in_world
+async def test_recovery_add_is_stored_with_its_own_lac_but_not_another_payload(world: SimWorld) -> None:
+    shelf = await opened(world)
+    assert await shelf.add(L, 5, FIRST, lac=4) is Status.OK
+    assert await shelf.status(L, fence=True) is Status.OK
+    assert await shelf.add(L, 5, FIRST, lac=3, recovery=True) is Status.OK
+    assert (await shelf.read(L, 5))[1] == packet(L, 5, FIRST, 3)
+    await_other = [shelf.submit(L, 5, FIRST, lac=2, recovery=True), shelf.submit(L, 5, SECOND, recovery=True)]
+    assert [await each for each in await_other] == [Status.OK, Status.FENCED]
+    assert (await shelf.read(L, 5))[1] == packet(L, 5, FIRST, 2)
 
 
 @pytest.mark.parametrize("kind", list(DigestType))
-def test_same_entry_is_recognized_for_every_digest(world: SimWorld, kind: DigestType) -> None:
+@in_world
+async def test_same_entry_is_recognized_for_every_digest(world: SimWorld, kind: DigestType) -> None:
     """Payloads that differ only at the position of the largest digest, and other last-add-confirmed."""
     digest = EntryDigest(kind, b"secret")
     meta = Metadata()
@@ -142,24 +136,21 @@ def test_same_entry_is_recognized_for_every_digest(world: SimWorld, kind: Digest
     def made(payload: bytes, lac: int, length: int = 60) -> bytes:
         return digest.packet(LedgerId(L), EntryId(3), EntryId(lac), length, payload)
 
-    async def scenario() -> None:
-        shelf = await opened(world, meta)
+    shelf = await opened(world, meta)
 
-        async def add(body: bytes) -> Status:
-            told: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
-            shelf.storage.add(L, 3, body, key, recovery=True, done=told.set_result)
-            return await told
+    async def add(body: bytes) -> Status:
+        told: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
+        shelf.storage.add(L, 3, body, key, recovery=True, done=told.set_result)
+        return await told
 
-        first, other = b"a" * 60, b"b" * 16 + b"a" * 44
-        assert await add(made(first, 2)) is Status.OK
-        assert await add(made(first, 1)) is Status.OK
-        assert (await shelf.read(L, 3))[1] == made(first, 1)
-        for lac in (0, 1):
-            assert await add(made(other, lac)) is Status.FENCED
-            assert await add(made(first, lac, length=61)) is Status.FENCED
-        assert (await shelf.read(L, 3))[1] == made(first, 1)
-
-    run(world, scenario())
+    first, other = b"a" * 60, b"b" * 16 + b"a" * 44
+    assert await add(made(first, 2)) is Status.OK
+    assert await add(made(first, 1)) is Status.OK
+    assert (await shelf.read(L, 3))[1] == made(first, 1)
+    for lac in (0, 1):
+        assert await add(made(other, lac)) is Status.FENCED
+        assert await add(made(first, lac, length=61)) is Status.FENCED
+    assert (await shelf.read(L, 3))[1] == made(first, 1)
 
 
 # docs/protocol.md B14
@@ -183,36 +174,32 @@ def test_damaged_copy_is_replaced_only_by_a_recovery_add_of_its_size(world: SimW
     run(world, scenario())
 
 
-def test_copy_that_cannot_be_read_now_is_neither_replaced_nor_denied(world: SimWorld) -> None:
+@in_world
+async def test_copy_that_cannot_be_read_now_is_neither_replaced_nor_denied(world: SimWorld) -> None:
     """Too many open files say nothing about the bytes on disk."""
 
     def fails(self: Segment, *_: object) -> bytes:
         raise OSError(EMFILE, "too many open files")
 
-    async def scenario() -> None:
-        shelf = await opened(world)
-        await filled(shelf, 30, L)
-        with patched(Segment, "_read_body", fails):
-            for recovery in (False, True):
-                for payload in (payload_of(L, 0), bytes(len(payload_of(L, 0)))):
-                    assert await shelf.add(L, 0, payload, recovery=recovery) is Status.IO_ERROR
-        assert refused(shelf) == 0, "nobody knows what the copy is"
-        assert await shelf.payload(L, 0) == payload_of(L, 0)
-
-    run(world, scenario())
+    shelf = await opened(world)
+    await filled(shelf, 30, L)
+    with patched(Segment, "_read_body", fails):
+        for recovery in (False, True):
+            for payload in (payload_of(L, 0), bytes(len(payload_of(L, 0)))):
+                assert await shelf.add(L, 0, payload, recovery=recovery) is Status.IO_ERROR
+    assert refused(shelf) == 0, "nobody knows what the copy is"
+    assert await shelf.payload(L, 0) == payload_of(L, 0)
 
 
-def test_reclaim_writes_no_older_copy_over_one_that_waits_for_a_sync(world: SimWorld) -> None:
-    async def scenario() -> None:
-        shelf = await opened(world)
-        assert await shelf.add(L, 0, FIRST, lac=-1) is Status.OK
-        newer = shelf.submit(L, 0, FIRST, lac=0, recovery=True)
-        shelf.storage.adds.store_copy(shelf.storage.inventory.ledgers[L], 0, packet(L, 0, FIRST, -1))
-        assert await newer is Status.OK
-        await shelf.storage.synced()
-        assert (await shelf.read(L, 0))[1] == packet(L, 0, FIRST, 0)
-
-    run(world, scenario())
+@in_world
+async def test_reclaim_writes_no_older_copy_over_one_that_waits_for_a_sync(world: SimWorld) -> None:
+    shelf = await opened(world)
+    assert await shelf.add(L, 0, FIRST, lac=-1) is Status.OK
+    newer = shelf.submit(L, 0, FIRST, lac=0, recovery=True)
+    shelf.storage.adds.store_copy(shelf.storage.inventory.ledgers[L], 0, packet(L, 0, FIRST, -1))
+    assert await newer is Status.OK
+    await shelf.storage.synced()
+    assert (await shelf.read(L, 0))[1] == packet(L, 0, FIRST, 0)
 
 
 def overwritten(world: SimWorld, *, certified: bool) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kvstore.cli import cluster_init
+from kvstore.cli.cluster import ClusterOptions
 from kvstore.env.secret import read_secret
 from kvstore.errors import ConfigError
 from kvstore.meta import dump, paths, transfer
@@ -35,8 +36,9 @@ class Reached:
 def store(monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
     found = MemoryStore()
 
-    def with_tools(_: Path, address: str, work: Callable[[Any], Awaitable[Any]]) -> Any:
-        if address.startswith("nowhere"):
+    def with_tools(cluster: ClusterOptions, work: Callable[[Any], Awaitable[Any]]) -> Any:
+        assert cluster.metadata is not None
+        if cluster.metadata.startswith("nowhere"):
             raise ConfigError("no such store")
 
         async def main() -> Any:
@@ -52,7 +54,7 @@ def init(secret: Path, *words: str, address: str = "zk:1/kv") -> Done:
     return kvstore("cluster", "init", "--metadata", address, "--secret-file", str(secret), *(words or NODES))
 
 
-def test_a_cluster_that_is_there_gets_no_second_secret(store: MemoryStore, tmp_path: Path) -> None:
+def test_cluster_that_is_there_gets_no_second_secret(store: MemoryStore, tmp_path: Path) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
     assert init(one).returncode == 0
     again = init(other)
@@ -63,7 +65,7 @@ def test_a_cluster_that_is_there_gets_no_second_secret(store: MemoryStore, tmp_p
     assert "Copy the file" not in same.stdout
 
 
-def test_a_cluster_without_a_secret_gets_one_on_request(store: MemoryStore, tmp_path: Path) -> None:
+def test_cluster_without_a_secret_gets_one_on_request(store: MemoryStore, tmp_path: Path) -> None:
     init(tmp_path / "lost")
     made = init(tmp_path / "new", "--new-secret", *NODES)
     assert (made.returncode, "Copy the file" in made.stdout) == (0, True)
@@ -75,7 +77,7 @@ def test_where_no_store_is_found_no_secret_is_made(store: MemoryStore, tmp_path:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_ring_that_has_moved_is_the_cluster_that_was_founded(store: MemoryStore, tmp_path: Path) -> None:
+def test_ring_that_has_moved_is_the_cluster_that_was_founded(store: MemoryStore, tmp_path: Path) -> None:
     """A job can run again with its original arguments after nodes were added."""
     init(tmp_path / "secret")
     moved = new_ring([PartitionId("p1")], {ServerId(each): "" for each in ("b", "c", "d")}, 3)

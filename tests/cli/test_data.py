@@ -51,13 +51,13 @@ def stored(cluster: ModelCluster) -> dict[bytes, bytes]:
     return {key: record.value for part in cluster.partitions.values() for key, record in part.data.items()}
 
 
-def test_a_stored_value_is_printed_byte_for_byte(kvstore: Run) -> None:
+def test_stored_value_is_printed_byte_for_byte(kvstore: Run) -> None:
     content = bytes(range(256))
     assert kvstore("put", "key", stdin=content).exit_code == 0
     assert kvstore("get", "key").stdout_bytes == content
 
 
-def test_a_value_can_be_given_on_the_command_line_or_in_a_file(kvstore: Run, tmp_path: Path) -> None:
+def test_value_can_be_given_on_the_command_line_or_in_a_file(kvstore: Run, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"from a file")
     kvstore("put", "a", "from the line")
     kvstore("put", "b", "--file", str(tmp_path / "file"))
@@ -65,7 +65,7 @@ def test_a_value_can_be_given_on_the_command_line_or_in_a_file(kvstore: Run, tmp
     assert kvstore("put", "a", "x", "--file", str(tmp_path / "file")).exit_code == 2
 
 
-def test_an_absent_key_is_an_error(kvstore: Run) -> None:
+def test_absent_key_is_an_error(kvstore: Run) -> None:
     result = kvstore("get", "nothing")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "absent" in result.stderr
@@ -79,7 +79,7 @@ def test_json_loses_nothing(kvstore: Run) -> None:
     assert json.loads(kvstore("get", "bytes", "--json").stdout)["value_base64"] == "/wA="
 
 
-def test_a_condition_that_is_not_met_is_an_error_that_names_the_version(kvstore: Run) -> None:
+def test_condition_that_is_not_met_is_an_error_that_names_the_version(kvstore: Run) -> None:
     version = json.loads(kvstore("put", "key", "1", "--json").stdout)["version"]
     refused = kvstore("put", "key", "2", "--if-absent")
     assert isinstance(refused.exception, ConditionFailed)
@@ -92,7 +92,7 @@ def test_deleted_keys_are_counted(kvstore: Run) -> None:
     assert kvstore("del", "a", "b").stdout.strip() == "1"
 
 
-def test_a_scan_lists_keys_in_order(kvstore: Run) -> None:
+def test_scan_lists_keys_in_order(kvstore: Run) -> None:
     for key in ("b", "a", "c", "x"):
         kvstore("put", key, f"value of {key}")
     assert kvstore("scan", "--keys").stdout.split() == ["a", "b", "c", "x"]
@@ -102,7 +102,7 @@ def test_a_scan_lists_keys_in_order(kvstore: Run) -> None:
     assert "value of c" in kvstore("scan").stdout
 
 
-def test_a_scan_continues_with_its_token_up_and_down(kvstore: Run) -> None:
+def test_scan_continues_with_its_token_up_and_down(kvstore: Run) -> None:
     for key in ("a", "b", "c", "d", "x"):
         kvstore("put", key, "1")
     assert kvstore("scan", "--keys", "--reverse", "--end", "d").stdout.split() == ["c", "b", "a"]
@@ -125,7 +125,7 @@ def test_keys_are_counted(kvstore: Run) -> None:
     assert json.loads(kvstore("count", "--start", "a2", "--end", "c", "--json").stdout) == {"keys": 2}
 
 
-def test_a_prefix_is_deleted_only_after_confirmation(kvstore: Run) -> None:
+def test_prefix_is_deleted_only_after_confirmation(kvstore: Run) -> None:
     for key in ("a", "a1", "a2", "b"):
         kvstore("put", key, "1")
     asked = kvstore("delete-prefix", "a")
@@ -137,7 +137,7 @@ def test_a_prefix_is_deleted_only_after_confirmation(kvstore: Run) -> None:
     assert kvstore("delete-prefix", "", "--yes").exit_code == 1
 
 
-def test_a_scan_that_ends_at_its_limit_reports_more_rows(kvstore: Run) -> None:
+def test_scan_that_ends_at_its_limit_reports_more_rows(kvstore: Run) -> None:
     for key in "abc":
         kvstore("put", key, key)
     limited = kvstore("scan", "--keys", "--limit", "2")
@@ -163,7 +163,7 @@ def test_odd_keys_are_escaped_on_lines_and_unchanged_with_nuls_and_json(kvstore:
     assert kvstore("scan", "-0", "--json").exit_code == 2
 
 
-def test_an_empty_value_is_stored_only_if_it_is_meant(kvstore: Run, cluster: ModelCluster) -> None:
+def test_empty_value_is_stored_only_if_it_is_meant(kvstore: Run, cluster: ModelCluster) -> None:
     refused = kvstore("put", "key", stdin=b"")
     assert isinstance(refused.exception, InvalidRequest)
     assert stored(cluster) == {}
@@ -171,7 +171,7 @@ def test_an_empty_value_is_stored_only_if_it_is_meant(kvstore: Run, cluster: Mod
     assert stored(cluster) == {b"key": b""}
 
 
-def test_a_reader_that_closes_the_pipe_early_is_no_failure(servers: Servers) -> None:
+def test_reader_that_closes_the_pipe_early_is_no_failure(servers: Servers) -> None:
     with Client(servers.patient_url) as client:
         client.put_many({b"%04d" % number: b"v" * 1_000 for number in range(200)})
     address = servers.url.removeprefix("kv://")
@@ -181,7 +181,7 @@ def test_a_reader_that_closes_the_pipe_early_is_no_failure(servers: Servers) -> 
     assert ran.stdout == b"[\n  {\n"
 
 
-def test_a_folder_that_cannot_be_made_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_made_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     ran = subprocess.run(
         [sys.executable, "-m", "kvstore", "up", "--data-dir", str(tmp_path / "file" / "data")], capture_output=True
@@ -190,7 +190,7 @@ def test_a_folder_that_cannot_be_made_is_an_error_that_names_it(tmp_path: Path) 
     assert ran.stderr.decode().startswith(f"kvstore: {tmp_path / 'file' / 'data'}: ")
 
 
-def test_a_missing_cluster_name_is_an_error(tmp_path: Path) -> None:
+def test_missing_cluster_name_is_an_error(tmp_path: Path) -> None:
     result = CliRunner().invoke(build(), ["get", "key", "--data-dir", str(tmp_path)])
     assert "kvstore up" in str(result.exception)
 
@@ -210,7 +210,7 @@ def a_tree(root: Path) -> None:
         file.write(b"no UTF-8")
 
 
-def test_a_tree_is_stored_and_verified_byte_for_byte(kvstore: Run, cluster: ModelCluster, tmp_path: Path) -> None:
+def test_tree_is_stored_and_verified_byte_for_byte(kvstore: Run, cluster: ModelCluster, tmp_path: Path) -> None:
     a_tree(tmp_path)
     loaded = json.loads(kvstore("load-tree", str(tmp_path), "--chunk-bytes", "1000", "--json").stdout)
     assert loaded == {"files": 7, "bytes": 5 + 2_500 + 1_000 + len(MAGIC) + 13 + 3 + 8, "links": 3, "problems": []}
@@ -242,14 +242,14 @@ def test_every_difference_is_named(kvstore: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [b"", b"longer and longer " * 100])
-def test_a_file_that_grew_or_shrank_differs(kvstore: Run, tmp_path: Path, change: bytes) -> None:
+def test_file_that_grew_or_shrank_differs(kvstore: Run, tmp_path: Path, change: bytes) -> None:
     (tmp_path / "file").write_bytes(b"x" * 1_200)
     kvstore("load-tree", str(tmp_path), "--chunk-bytes", "500")
     (tmp_path / "file").write_bytes(change)
     assert kvstore("verify-tree", str(tmp_path)).exit_code == 1
 
 
-def test_a_replaced_file_leaves_no_chunks_behind(kvstore: Run, cluster: ModelCluster, tmp_path: Path) -> None:
+def test_replaced_file_leaves_no_chunks_behind(kvstore: Run, cluster: ModelCluster, tmp_path: Path) -> None:
     file = tmp_path / "file"
     for content in (b"a" * 2_500, b"b" * 1_700, b"small"):
         file.write_bytes(content)
@@ -258,7 +258,7 @@ def test_a_replaced_file_leaves_no_chunks_behind(kvstore: Run, cluster: ModelClu
     assert stored(cluster) == {b"file": b"small"}
 
 
-def test_a_load_with_other_chunks_that_is_broken_off_hurts_nothing(
+def test_load_with_other_chunks_that_is_broken_off_hurts_nothing(
     kvstore: Run, cluster: ModelCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Chunks are named by content: chunks of another size would be stored under the keys of the existing ones."""
@@ -306,7 +306,7 @@ def test_files_that_cannot_be_stored_are_named_and_the_rest_is_stored(kvstore: R
     assert kvstore("get", "file").stdout == "x"
 
 
-def test_a_tree_is_loaded_while_a_server_is_gone(kvstore: Run, servers: Servers, tmp_path: Path) -> None:
+def test_tree_is_loaded_while_a_server_is_gone(kvstore: Run, servers: Servers, tmp_path: Path) -> None:
     servers.kill_from_outside(ServerId("n1"))
     for partition in servers.cluster.partitions:
         servers.cluster.leaders[partition] = ServerId("n2")
@@ -332,11 +332,11 @@ def test_manifests_are_pinned() -> None:
 
 
 @pytest.mark.parametrize("rest", [b"", b"{}", b'{"format":2}', b'{"format":1,"type":"file","size":1}'])
-def test_a_manifest_that_is_none_is_corrupt(rest: bytes) -> None:
+def test_manifest_that_is_none_is_corrupt(rest: bytes) -> None:
     with pytest.raises(Corrupted):
         decode(MAGIC + rest)
 
 
-def test_the_first_difference_is_where_they_part() -> None:
+def test_first_difference_is_where_they_part() -> None:
     assert first_difference(b"abc", b"abd") == 2
     assert first_difference(b"ab", b"abc") == 2

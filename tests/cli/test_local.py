@@ -51,7 +51,10 @@ def as_process(*arguments: str) -> subprocess.CompletedProcess[str]:
             "unknown; did you mean lost_bookie_delay_s?",
         ),
         (("up", "--set", "autorecovery.lost_bookie_delay_s=-5"), "lost_bookie_delay_s: expected 0 to"),
-        (("ring", "show", "--zookeeper", "127.0.0.1:1"), "no ZooKeeper listens at 127.0.0.1:1; check the cluster"),
+        (
+            ("ring", "show", "--zookeeper", "127.0.0.1:1"),
+            "no ZooKeeper listens at 127.0.0.1:1; `kvstore status --server",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -63,7 +66,7 @@ def test_refusals_go_to_standard_error_with_a_code(tmp_path: Path, arguments: tu
     assert "Traceback" not in answer.stderr
 
 
-def test_the_status_of_no_cluster_is_no_health(tmp_path: Path) -> None:
+def test_status_of_no_cluster_is_no_health(tmp_path: Path) -> None:
     answer = as_process("status", "--data-dir", str(tmp_path / "data"))
     assert (answer.returncode, answer.stdout) == (3, "")
     assert "no cluster in" in answer.stderr
@@ -85,14 +88,14 @@ def test_down_reports_where_it_found_no_cluster(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", '{"zookeeper": "127.0.', "[]", "5", '{"nodes": 7}', "\0\0\0\0"])
-def test_an_invalid_cluster_file_is_named(tmp_path: Path, content: str) -> None:
+def test_invalid_cluster_file_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "cluster.json").write_text(content)
     with pytest.raises(ConfigError, match=f"{tmp_path}/cluster.json is not a cluster file"):
         LocalCluster(tmp_path).load()
 
 
 @pytest.mark.parametrize("settings", [(), ("--set", "log.roll_age_s=60")])
-def test_a_first_up_that_fails_leaves_no_cluster(
+def test_first_up_that_fails_leaves_no_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: tuple[str, ...]
 ) -> None:
     """It left a record, and the next command searched for nodes that had never been started."""
@@ -112,7 +115,7 @@ def test_a_first_up_that_fails_leaves_no_cluster(
     assert put.stderr.startswith(f"kvstore: no cluster at {tmp_path}/cluster.json; start one with `kvstore up`")
 
 
-def test_a_first_up_that_fails_keeps_files_that_were_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_up_that_fails_keeps_files_that_were_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without `cluster.json`, in a copied data directory, it deleted node.toml files that people had edited."""
     planned = layout.plan(UpOptions(data_dir=tmp_path, port_offset=free_offset()), None)
     paths = [Path(node.config) for node in planned.nodes]
@@ -143,7 +146,7 @@ def test_commands_say_at_once_that_no_node_of_a_cluster_listens(tmp_path: Path) 
         assert answer.returncode == 1
         said = f"kvstore: no node of the cluster in {tmp_path} listens at {addresses}; start it with: "
         assert answer.stderr.startswith(said), command
-        assert answer.stderr.endswith(f" up --data-dir {tmp_path}\n")
+        assert answer.stderr.endswith(f" up --detach --data-dir {tmp_path}\n")
 
 
 def free_offset() -> int:
@@ -161,7 +164,7 @@ def _planned(offset: int) -> ClusterFile:
 
 
 @pytest.mark.parametrize("command", [("up", "--detach"), ("get", "k"), ("ledger", "list")])
-def test_an_invalid_cluster_file_gives_one_line(tmp_path: Path, command: tuple[str, ...]) -> None:
+def test_invalid_cluster_file_gives_one_line(tmp_path: Path, command: tuple[str, ...]) -> None:
     (tmp_path / "cluster.json").write_text("[]")
     answer = kvstore(*command, "--data-dir", str(tmp_path))
     assert answer.returncode == 1
@@ -170,9 +173,7 @@ def test_an_invalid_cluster_file_gives_one_line(tmp_path: Path, command: tuple[s
 
 
 @pytest.mark.parametrize("command", [("up", "--detach"), ("down",), ("status",)])
-def test_a_copied_or_moved_cluster_starts_no_nodes_of_the_old_directory(
-    tmp_path: Path, command: tuple[str, ...]
-) -> None:
+def test_copied_or_moved_cluster_starts_no_nodes_of_the_old_directory(tmp_path: Path, command: tuple[str, ...]) -> None:
     made = layout.plan(UpOptions(data_dir=tmp_path / "old", port_offset=24_000), None)  # no other test listens here
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "cluster.json").write_text(json.dumps(made.document()))
@@ -190,7 +191,7 @@ def test_a_copied_or_moved_cluster_starts_no_nodes_of_the_old_directory(
     assert "To start everything that is down, run:" in status.stdout
 
 
-def test_a_data_directory_that_is_a_file_is_named(tmp_path: Path) -> None:
+def test_data_directory_that_is_a_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.write_text("")
     for command in (("up", "--detach"), ("status",), ("get", "k")):
@@ -200,7 +201,7 @@ def test_a_data_directory_that_is_a_file_is_named(tmp_path: Path) -> None:
         assert answer.stderr.count("\n") == 1
 
 
-def test_a_broken_configuration_names_its_faults(tmp_path: Path) -> None:
+def test_broken_configuration_names_its_faults(tmp_path: Path) -> None:
     path = tmp_path / "node.toml"
     path.write_text('id = "n1"\nresp = "0.0.0.0:6401"\nport = 5\n')
     answer = as_process("node", "run", "--config", str(path))
@@ -218,16 +219,16 @@ def test_every_command_explains_itself() -> None:
         assert kvstore(*command, "--help").returncode == 0
 
 
-def test_a_node_that_could_never_start_is_not_founded() -> None:
+def test_node_that_could_never_start_is_not_founded() -> None:
     arguments = ("cluster", "init", "--zookeeper", "127.0.0.1:1", "--node", "N 1", "--node", "n2", "--node", "n3")
     assert "--node 'N 1': expected lower-case letters" in kvstore(*arguments).stderr
 
 
-def test_the_command_prints_its_version() -> None:
+def test_command_prints_its_version() -> None:
     assert as_process("--version").stdout == f"{VERSION}\n"
 
 
-def test_a_wrong_option_is_wrong_usage() -> None:
+def test_wrong_option_is_wrong_usage() -> None:
     assert as_process("up", "--nonsense").returncode == 2
 
 
@@ -251,14 +252,14 @@ def test_a_wrong_option_is_wrong_usage() -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_an_address_that_is_none_is_wrong_usage(arguments: tuple[str, ...], words: str) -> None:
+def test_address_that_is_none_is_wrong_usage(arguments: tuple[str, ...], words: str) -> None:
     answer = kvstore(*arguments)
     assert (answer.returncode, answer.stdout) == (2, "")
     assert words in answer.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("word", ["real/n1/node.toml", "link/n1/node.toml", "./link/n1/node.toml"])
-def test_a_node_is_known_by_every_path_to_its_file(tmp_path: Path, word: str) -> None:
+def test_node_is_known_by_every_path_to_its_file(tmp_path: Path, word: str) -> None:
     """Nodes can be started by hand, through a symbolic link or by a relative path."""
     (tmp_path / "real" / "n1").mkdir(parents=True)
     (tmp_path / "link").symlink_to("real")
@@ -273,7 +274,7 @@ def test_a_node_is_known_by_every_path_to_its_file(tmp_path: Path, word: str) ->
             process.kill()
 
 
-def test_a_node_that_ended_is_named_at_once_while_another_waits_for_it(
+def test_node_that_ended_is_named_at_once_while_another_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = LocalCluster(tmp_path)
@@ -355,7 +356,16 @@ def test_up_reports_the_message_of_a_node_that_does_not_become_ready(
             server.shutdown()
 
 
-def test_a_node_whose_program_is_being_loaded_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_that_hangs_is_named_with_the_way_to_end_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, planned = LocalCluster(tmp_path), layout.plan(UpOptions(data_dir=tmp_path), None)
+    nodes = tuple(replace(node, http="127.0.0.1:1", pid=4711) for node in planned.nodes)
+    monkeypatch.setattr(cluster, "load", lambda: replace(planned, nodes=nodes))
+    monkeypatch.setattr(cluster, "_runs", lambda _: True)
+    with pytest.raises(Unavailable, match=r"n1 is not ready .* and answers nothing; if it hangs, run `kill -9 4711`"):
+        cluster.wait_ready(timeout_s=0.1)
+
+
+def test_node_whose_program_is_being_loaded_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its command line is empty for a moment: on a busy machine the process was treated as ended."""
     node = replace(layout.plan(UpOptions(data_dir=tmp_path), None).nodes[0], pid=os.getpid())
     words = ["python", "-m", "kvstore", "node", "run", "--config", node.config]
@@ -365,7 +375,7 @@ def test_a_node_whose_program_is_being_loaded_runs(tmp_path: Path, monkeypatch: 
         assert LocalCluster(tmp_path)._runs(node) is runs
 
 
-def test_a_port_that_speaks_something_else_is_no_node_that_is_ready() -> None:
+def test_port_that_speaks_something_else_is_no_node_that_is_ready() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as other:
 
         def speak() -> None:
@@ -411,11 +421,23 @@ def test_up_waits_for_the_version_and_clock_of_every_node(
             ("n2 is starting", "none yet"),
         ),
         ({"cluster_version_waits_for": None, "date": {"doubt": ""}}, ("", "")),
+        (
+            {
+                "cluster_version": 3,
+                "partitions": {
+                    "p3": {"role": "serving", "log_version": 2},
+                    "p1": {"role": "serving", "log_version": 1},
+                    "p2": {"role": "serving", "log_version": 3},
+                    "p4": {"role": "following", "log_version": 2},
+                },
+            },
+            ("the logs of p1, p3 follow within seconds", ""),
+        ),
         ({"date": None}, ("", "")),
         (["no page of ours"], ("", "")),
     ],
 )
-def test_the_first_page_of_a_node_shows_the_reason_it_waits(
+def test_first_page_of_a_node_shows_the_reason_it_waits(
     monkeypatch: pytest.MonkeyPatch, page: object, found: tuple[str, str]
 ) -> None:
     monkeypatch.setattr("kvstore.devcluster.pages._get", lambda *_: json.dumps(page).encode())
@@ -449,7 +471,7 @@ def secrets_of(cluster: Started) -> list[Path]:
     return [toml.read(Path(node.config), NodeConfig).secret_file for node in cluster.load().nodes]
 
 
-def test_the_nodes_of_a_local_cluster_have_one_secret_that_is_made_once(tmp_path: Path) -> None:
+def test_nodes_of_a_local_cluster_have_one_secret_that_is_made_once(tmp_path: Path) -> None:
     cluster, path = Started(tmp_path), tmp_path / "cluster.secret"
     assert secrets_of(cluster) == [path] * 3
     made = read_secret(path)
@@ -460,7 +482,7 @@ def test_the_nodes_of_a_local_cluster_have_one_secret_that_is_made_once(tmp_path
         cluster.up(UpOptions(data_dir=tmp_path))
 
 
-def test_a_local_cluster_from_before_there_were_secrets_gets_one(tmp_path: Path) -> None:
+def test_local_cluster_from_before_there_were_secrets_gets_one(tmp_path: Path) -> None:
     cluster, path = Started(tmp_path), tmp_path / "cluster.secret"
     secrets_of(cluster)
     path.unlink()
@@ -476,7 +498,7 @@ def test_a_local_cluster_from_before_there_were_secrets_gets_one(tmp_path: Path)
     assert toml.read(Path(cluster.load().nodes[0].config), NodeConfig).limits.waiting_max == 7
 
 
-def test_an_older_secure_cluster_names_the_clients_of_its_bookies(tmp_path: Path) -> None:
+def test_older_secure_cluster_names_the_clients_of_its_bookies(tmp_path: Path) -> None:
     cluster = Started(tmp_path)
     with pytest.raises(Unavailable):
         cluster.up(UpOptions(data_dir=tmp_path, secure=True))
@@ -490,7 +512,7 @@ def test_an_older_secure_cluster_names_the_clients_of_its_bookies(tmp_path: Path
     assert [toml.read(config, NodeConfig).bookie_clients for config in configs] == [wanted] * 3
 
 
-def test_a_node_file_left_empty_by_a_power_failure_is_written_again(tmp_path: Path) -> None:
+def test_node_file_left_empty_by_a_power_failure_is_written_again(tmp_path: Path) -> None:
     """A file that was not synced is empty after a power failure; only a secret was written into it, and no node
     started."""
     cluster = Started(tmp_path)

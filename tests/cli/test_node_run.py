@@ -35,11 +35,11 @@ CONFIG, ID = Path("n1.toml"), Setting("id", "n2")
         ("status --config n1.toml", None),
     ],
 )
-def test_a_plain_command_line_is_known(line: str, found: tuple[Path, list[Setting]] | None) -> None:
+def test_plain_command_line_is_known(line: str, found: tuple[Path, list[Setting]] | None) -> None:
     assert plain_node_run(line.split()) == found
 
 
-def test_a_node_does_not_import_the_command_line_parser() -> None:
+def test_node_does_not_import_the_command_line_parser() -> None:
     code = (
         "import sys, kvstore.__main__, kvstore.server.node; print({'typer', 'pydantic', 'rich'} & sys.modules.keys())"
     )
@@ -47,7 +47,7 @@ def test_a_node_does_not_import_the_command_line_parser() -> None:
     assert done.stdout == "set()\n"
 
 
-def test_a_node_that_cannot_start_reports_why_in_one_line(tmp_path: Path) -> None:
+def test_node_that_cannot_start_reports_why_in_one_line(tmp_path: Path) -> None:
     line = [sys.executable, "-m", "kvstore", "node", "run", "--config", str(tmp_path / "none.toml")]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)

@@ -12,11 +12,12 @@ import grpc
 import pytest
 
 from kvstore.cli import admin, replicas, ring_changes
+from kvstore.cli.cluster import ClusterOptions
 from kvstore.errors import OutcomeUnknown, PermissionDenied, StoreError, Unavailable
 from kvstore.proto import admin_pb2, admin_pb2_grpc, kv_pb2, kv_pb2_grpc
 from kvstore.rpc import channels
 
-NOWHERE = Path("nowhere")
+NOWHERE = ClusterOptions(Path("nowhere"))
 
 
 class Lost(grpc.RpcError):
@@ -83,7 +84,7 @@ def change(operation: str = "", *, dry_run: bool = False) -> admin_pb2.ChangeRin
     request = admin_pb2.ChangeRingRequest(
         action=admin_pb2.ChangeRingRequest.ADD, count=1, operation=operation, dry_run=dry_run
     )
-    return ring_changes.change_ring(request, NOWHERE, None, None)
+    return ring_changes.change_ring(request, NOWHERE)
 
 
 def test_after_a_lost_answer_another_server_is_asked_with_the_same_id(
@@ -107,14 +108,14 @@ def test_each_command_has_its_own_id_unless_one_is_given(serve: Callable[..., Se
 
 
 @pytest.mark.parametrize("after", [(), (NOT_SENT,), (Lost(),)])
-def test_an_unknown_outcome_shows_how_to_ask_again(serve: Callable[..., Servers], after: tuple[Lost]) -> None:
+def test_unknown_outcome_shows_how_to_ask_again(serve: Callable[..., Servers], after: tuple[Lost]) -> None:
     servers = serve(Lost(), *after)
     with pytest.raises(OutcomeUnknown) as caught:
         change()
     assert f"--operation {servers.asked[0]}" in str(caught.value)
 
 
-def test_a_request_that_reached_no_server_is_not_done(serve: Callable[..., Servers]) -> None:
+def test_request_that_reached_no_server_is_not_done(serve: Callable[..., Servers]) -> None:
     serve(NOT_SENT, NOT_SENT)
     with pytest.raises(Unavailable):
         change()
@@ -127,7 +128,7 @@ def test_read_only_commands_have_no_operation_id(serve: Callable[..., Servers]) 
     assert servers.asked == [""]
 
 
-def test_a_refusal_does_not_hide_that_an_attempt_before_it_may_be_done(serve: Callable[..., Servers]) -> None:
+def test_refusal_does_not_hide_that_an_attempt_before_it_may_be_done(serve: Callable[..., Servers]) -> None:
     """Another server may know an older ring, or fewer servers, and refuse the change that the first one has written."""
     servers = serve(
         Lost(), Lost(grpc.StatusCode.PERMISSION_DENIED, "want 3 replicas, but 2 servers can hold one"), None
@@ -137,13 +138,13 @@ def test_a_refusal_does_not_hide_that_an_attempt_before_it_may_be_done(serve: Ca
     assert f"--operation {servers.asked[0]}" in str(caught.value)
 
 
-def test_a_refusal_after_an_unreachable_server_is_a_refusal(serve: Callable[..., Servers]) -> None:
+def test_refusal_after_an_unreachable_server_is_a_refusal(serve: Callable[..., Servers]) -> None:
     serve(NOT_SENT, Lost(grpc.StatusCode.PERMISSION_DENIED, "no"))
     with pytest.raises(PermissionDenied):
         change()
 
 
-def test_an_interrupted_change_shows_how_to_ask_for_it_again(
+def test_interrupted_change_shows_how_to_ask_for_it_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(*_: Any, **__: Any) -> None:
@@ -155,11 +156,11 @@ def test_an_interrupted_change_shows_how_to_ask_for_it_again(
     assert "the change may be applied; repeat the command with --operation a1" in capsys.readouterr().err
     monkeypatch.setattr(replicas, "ask_admin", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        replicas.change_replicas(admin_pb2.ChangeReplicasRequest(drain="n1"), Path("data"), None, None)
+        replicas.change_replicas(admin_pb2.ChangeReplicasRequest(drain="n1"), ClusterOptions())
     assert "repeat the command; the change" in capsys.readouterr().err, "`node drain` has no such option"
 
 
-def test_a_change_by_a_folder_is_not_made_in_another_cluster_at_its_ports(serve: Callable[..., Servers]) -> None:
+def test_change_by_a_folder_is_not_made_in_another_cluster_at_its_ports(serve: Callable[..., Servers]) -> None:
     """Partitions and servers have the same names in every local cluster."""
     servers = serve(None, None, clusters=("b", "a"), wanted="a")
     assert change().version == 7
@@ -173,7 +174,7 @@ def test_a_change_by_a_folder_is_not_made_in_another_cluster_at_its_ports(serve:
     assert servers.asked == []
 
 
-def test_a_change_whose_outcome_is_unknown_is_not_made_in_another_cluster(serve: Callable[..., Servers]) -> None:
+def test_change_whose_outcome_is_unknown_is_not_made_in_another_cluster(serve: Callable[..., Servers]) -> None:
     servers = serve(Lost(), None, None, clusters=("a", "b", "a"))
     assert change().version == 7
     assert (len(servers.asked), servers.clusters) == (2, [])

@@ -34,7 +34,7 @@ def test_stored_bytes_do_nothing_to_a_terminal_and_stay_apart() -> None:
     assert as_table([{"key": b"\x1b]0;x\x07"}]) == "KEY\n" + r"\x1b]0;x\x07"
 
 
-def test_a_prefix_is_shown_as_a_command_takes_it() -> None:
+def test_prefix_is_shown_as_a_command_takes_it() -> None:
     for prefix in (b"a\\bc", b"\x00\xff", "é\\ü".encode(), b"a\n\x1b[2J", "\u2028".encode(), b"plain/", b""):
         shown = shown_prefix(prefix)
         assert prefix_of(shown) == prefix

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from kvstore.cli import admin, replicas, ring_changes
+from kvstore.cli.cluster import ClusterOptions
 from kvstore.cli.ring_views import status_text
 from kvstore.errors import OutcomeUnknown, Unavailable
 from kvstore.proto import admin_pb2
 from tests.commands import kvstore
 
-NOWHERE = (Path("nowhere"), None, None)
+NOWHERE = ClusterOptions(Path("nowhere"))
 Ring, RingStatus = admin_pb2.RingResponse, admin_pb2.RingStatusResponse
 
 
@@ -70,7 +71,7 @@ def test_waiting_for_paused_moves_reports_it_once(
     looks.append(admin_pb2.RingStatusResponse())
     monkeypatch.setattr(ring_changes, "ring_status", lambda *_: looks.pop(0))
     monkeypatch.setattr(ring_changes.time, "sleep", lambda _: None)
-    ring_changes._follow(Path("data"), None, None, quiet=True)
+    ring_changes._follow(ClusterOptions(), quiet=True)
     assert (looks, capsys.readouterr().err.count("moves are paused")) == ([], 1)
 
 
@@ -87,7 +88,7 @@ def test_planned_moves_are_done_though_servers_are_unavailable_meanwhile(
     assert shown.err.count("the change continues") == 2, "once each time"
 
 
-def test_the_plan_is_shown_before_its_end_is_waited_for(
+def test_plan_is_shown_before_its_end_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Cluster(monkeypatch, KeyboardInterrupt())
@@ -113,7 +114,7 @@ def test_waiting_for_moves_of_an_unavailable_cluster_fails_at_once(monkeypatch: 
     assert len(cluster.left) == 1
 
 
-def test_a_finished_change_is_no_failure_where_moves_cannot_be_shown(
+def test_finished_change_is_no_failure_where_moves_cannot_be_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Cluster(monkeypatch, Unavailable("connection refused"))
@@ -123,7 +124,7 @@ def test_a_finished_change_is_no_failure_where_moves_cannot_be_shown(
     assert "the change is made as ring version 7" in shown.err
 
 
-def test_the_position_of_a_replica_can_be_unknown() -> None:
+def test_position_of_a_replica_can_be_unknown() -> None:
     """The metadata store does not answer: the message must not say that all data is lost."""
     level = admin_pb2.ReplicaMove(partition="p1", newcomer="n4", leaving="n1", newcomer_sequence=0, leader_sequence=0)
     unknown = admin_pb2.ReplicaMove(partition="p2", newcomer="n4", leaving="n1")
@@ -131,7 +132,7 @@ def test_the_position_of_a_replica_can_be_unknown() -> None:
     assert [line.split()[3:] for line in shown[-2:]] == [["0", "0"], ["-", "-"]]
 
 
-def test_a_moved_replica_is_reported_though_servers_were_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_moved_replica_is_reported_though_servers_were_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     away = Unavailable("connection refused")
     moving = RingStatus(replacing=[admin_pb2.ReplicaMove(partition="p1", newcomer="n4", leaving="n1")])
     ring = Ring(partitions=[admin_pb2.RingPartition(id="p1", replicas=["n2", "n3", "n4"])])
@@ -140,11 +141,11 @@ def test_a_moved_replica_is_reported_though_servers_were_unavailable(monkeypatch
     assert (cluster.changed, cluster.left) == (1, [])
     Cluster(monkeypatch, away)
     with pytest.raises(Unavailable, match="no server reports whether the replica of p1 on n4 has caught up within"):
-        replicas.wait_until_replaced("p1", "n4", *NOWHERE, timeout_s=-1)
+        replicas.wait_until_replaced("p1", "n4", NOWHERE, timeout_s=-1)
 
 
-def test_a_node_is_reported_empty_though_servers_were_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_is_reported_empty_though_servers_were_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     held = [Ring(partitions=[admin_pb2.RingPartition(id="p1", replicas=each)]) for each in (["n1"], ["n2"])]
     cluster = Cluster(monkeypatch, held[0], Unavailable("connection refused"), held[1])
-    replicas.wait_until_empty("n1", *NOWHERE, timeout_s=9)
+    replicas.wait_until_empty("n1", NOWHERE, timeout_s=9)
     assert cluster.left == []

@@ -22,7 +22,7 @@ from kvstore.errors import InvalidRequest, StoreError
         (AnalysisException("[PATH_NOT_FOUND] Path does not exist: x"), "Path does not exist: x"),
     ],
 )
-def test_the_error_of_a_job_is_reported_though_its_jvm_cannot_be_ended(
+def test_error_of_a_job_is_reported_though_its_jvm_cannot_be_ended(
     monkeypatch: pytest.MonkeyPatch, raised: Exception, message: str
 ) -> None:
     def fail(_: object) -> None:
@@ -55,7 +55,7 @@ def test_tasks_on_this_machine_are_tried_again(monkeypatch: pytest.MonkeyPatch, 
     assert seen == [opened]
 
 
-def test_an_interrupt_ends_the_jvm_and_is_not_raised_within_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_ends_the_jvm_and_is_not_raised_within_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
     ended, said = threading.Event(), list[str]()
 
     def job(_: object) -> None:
@@ -74,7 +74,7 @@ def test_an_interrupt_ends_the_jvm_and_is_not_raised_within_a_job(monkeypatch: p
     assert said == ["pin given back"]
 
 
-def test_the_spark_banner_is_not_shown_as_a_start_error() -> None:
+def test_spark_banner_is_not_shown_as_a_start_error() -> None:
     greeting = "26/11/22 16:03:12 WARN NativeCodeLoader: Unable to load native-hadoop library"
     assert snapshot_spark.error_line(f"{greeting}\n") == ""
     assert snapshot_spark.error_line(f"Error: no heap\n{greeting}\n") == "Error: no heap"

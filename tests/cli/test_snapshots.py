@@ -32,6 +32,7 @@ NOBODY = "127.0.0.1:1"
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Run a command line and return the exit code, standard output and standard error."""
+    monkeypatch.setattr("kvstore.cli.snapshot_tools.FIND_S", 0.3)
 
     def call(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["kvstore", "snapshot", *map(str, arguments)])
@@ -57,7 +58,7 @@ def damage(path: Path) -> None:
     path.write_bytes(data)
 
 
-def test_a_list_shows_all_snapshots_and_which_are_usable(run: Run, store: DirectoryStore) -> None:
+def test_list_shows_all_snapshots_and_which_are_usable(run: Run, store: DirectoryStore) -> None:
     full(store, "z", LOG, hour=5)
     damage(store.root / "a" / NAME)
     store.work("c").mkdir()
@@ -72,7 +73,7 @@ def test_a_list_shows_all_snapshots_and_which_are_usable(run: Run, store: Direct
     assert "full" in run("list", store.root)[1]
 
 
-def test_a_list_reports_that_there_is_only_unfinished_work(run: Run, tmp_path: Path) -> None:
+def test_list_reports_that_there_is_only_unfinished_work(run: Run, tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path / "new")
     store.work("c").mkdir(parents=True)
     code, out, err = run("list", store.root)
@@ -81,7 +82,7 @@ def test_a_list_reports_that_there_is_only_unfinished_work(run: Run, tmp_path: P
 
 
 @pytest.mark.parametrize(("age_h", "limit", "code"), [(1, 2, 0), (3, 2, 1), (-9, 2, 1)])
-def test_a_list_can_fail_by_age(
+def test_list_can_fail_by_age(
     run: Run, store: DirectoryStore, monkeypatch: pytest.MonkeyPatch, age_h: int, limit: int, code: int
 ) -> None:
     newest_s = EPOCH_MS / 1000 + 3600
@@ -132,7 +133,7 @@ def _renamed(store: DirectoryStore) -> None:
         (_renamed, "belongs to snapshot c; snapshots cannot be renamed"),
     ],
 )
-def test_a_snapshot_that_cannot_be_used_is_one_line_for_every_command(
+def test_snapshot_that_cannot_be_used_is_one_line_for_every_command(
     run: Run, store: DirectoryStore, spoil: Callable[[DirectoryStore], None], message: str
 ) -> None:
     spoil(store)
@@ -162,7 +163,7 @@ def test_nothing_continues_a_broken_chain(run: Run, store: DirectoryStore, monke
 
 
 @pytest.mark.parametrize("here", ["nothing", "a broken chain", "what the logs do not reach back to"])
-def test_a_full_snapshot_is_taken_instead_on_request(
+def test_full_snapshot_is_taken_instead_on_request(
     run: Run, store: DirectoryStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, here: str
 ) -> None:
     root = tmp_path / "new" if here == "nothing" else store.root
@@ -237,7 +238,7 @@ def test_incremental_continues_no_snapshot_that_lacks_a_file(
     assert (code, "is missing; restore the file from a copy" in err) == (1, True)
 
 
-def test_a_restored_cluster_continues_in_the_old_directory(
+def test_restored_cluster_continues_in_the_old_directory(
     run: Run, store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The request was refused night after night."""
@@ -262,7 +263,7 @@ def test_a_restored_cluster_continues_in_the_old_directory(
     assert taken == [None, "z"]
 
 
-def test_a_damaged_manifest_leaves_the_snapshots_not_based_on_it(run: Run, store: DirectoryStore) -> None:
+def test_damaged_manifest_leaves_the_snapshots_not_based_on_it(run: Run, store: DirectoryStore) -> None:
     full(store, "z", LOG, hour=5)
     (store.root / "z" / NAME).write_bytes(b"")
     assert run("verify", store.root, "b")[0] == 0
@@ -273,7 +274,7 @@ def test_a_damaged_manifest_leaves_the_snapshots_not_based_on_it(run: Run, store
 
 
 @pytest.mark.parametrize("command", ["list", "verify", "restore", "prune"])
-def test_a_directory_that_holds_no_snapshot_is_one_line(run: Run, tmp_path: Path, command: str) -> None:
+def test_directory_that_holds_no_snapshot_is_one_line(run: Run, tmp_path: Path, command: str) -> None:
     (tmp_path / "letters").mkdir()
     options = ("--keep", 1) if command == "prune" else ()
     for path, message in ((tmp_path / "absent", "is not a directory of snapshots"), (tmp_path, "has no snapshots")):
@@ -289,10 +290,9 @@ def test_a_directory_that_holds_no_snapshot_is_one_line(run: Run, tmp_path: Path
         (("--data-dir", "/nonexistent"), "no cluster at /nonexistent/cluster.json; start one"),
     ],
 )
-def test_a_snapshot_that_fails_reports_one_line_and_leaves_nothing(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
+def test_snapshot_that_fails_reports_one_line_and_leaves_nothing(
+    run: Run, tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
-    monkeypatch.setattr("kvstore.cli.snapshot_tools.FIND_S", 0.3)
     code, out, err = run("create", "--to", tmp_path / "to", *arguments)
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert message in err
@@ -307,7 +307,7 @@ def test_a_snapshot_that_fails_reports_one_line_and_leaves_nothing(
         (("--position", "p9=1"), "snapshot b has no partition p9"),
     ],
 )
-def test_a_cut_that_cannot_be_had_is_one_line(
+def test_cut_that_cannot_be_had_is_one_line(
     run: Run, store: DirectoryStore, options: tuple[str, ...], message: str
 ) -> None:
     code, _, err = run("restore", store.root, *options, "--server", NOBODY)
@@ -352,7 +352,7 @@ def test_wrong_usage_is_exit_code_2_and_touches_nothing(
 @pytest.mark.parametrize(
     "text", ["2026-11-20T20:15:00.123Z", "2026-11-20T20:15:00.123", "2026-11-20T21:15:00.123+01:00"]
 )
-def test_a_moment_without_a_zone_is_utc(text: str) -> None:
+def test_moment_without_a_zone_is_utc(text: str) -> None:
     assert cut_of(moment(text), None) == Cut(time_ms=1_795_205_700_123)
 
 
@@ -388,7 +388,7 @@ def test_little_work_starts_no_spark_unless_requested(
     assert run("diff", store.root, "a", "b", "--master", "none")[0] == 1
 
 
-def test_an_unusable_directory_is_reported_before_servers_are_asked(run: Run, tmp_path: Path) -> None:
+def test_unusable_directory_is_reported_before_servers_are_asked(run: Run, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     code, _, err = run("create", "--to", tmp_path / "file", "--data-dir", "/nonexistent")
     assert (code, err.count("\n")) == (1, 1)

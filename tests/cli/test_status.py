@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from kvstore.cli.cluster import ClusterOptions
 from kvstore.cli.main import build
 from kvstore.cli.status import command, known
 from kvstore.cli.status.views import shown_bytes, shown_time, status_document, status_text, what_matters
@@ -18,7 +18,7 @@ from kvstore.server.status.health import findings_of, health_of
 from tests.server.status.test_health import not_yet, silent, well
 
 HEALTHY_TEXT = """\
-healthy: 3 nodes, 2 partitions, all is served
+healthy: 3 nodes, 2 partitions, all served
 
 NODE  STATE  VERSION  UP         ZONE    FREE                   BOOKIE    LEADS  REPLICAS  MOST BEHIND
 n1    ready  0.1.0    1 h 2 min  rack-1  50.0 GiB of 100.0 GiB  writable      0         2            0
@@ -32,8 +32,8 @@ auto-recovery: on, 0 marked
 access control: off; last snapshot: none is known
 as seen by n1"""
 SILENT_LINE = (
-    "degraded, all is served: node n3: refuses connections; it has 2 replicas (and 1 more). "
-    "Next: start n3, or read its log\n"
+    "degraded, all partitions served: node n3: refuses connections; it has 2 replicas (and 1 more finding). "
+    "Next: start n3, or restart it if its process hangs; see its log\n"
 )
 SILENT_TEXT = f"""\
 {SILENT_LINE}
@@ -42,9 +42,9 @@ n1    ready      0.1.0    1 h 2 min  rack-1  50.0 GiB of 100.0 GiB  writable    
 n2    ready      0.1.0    1 h 2 min  rack-2  50.0 GiB of 100.0 GiB  writable      0         2  0
 n3    no answer  -        -          -       -                      -             0         2  -
 
-!  node n3: refuses connections; it has 2 replicas
-   -> start n3, or read its log
-!  the log: 2 of 3 bookies accept writes, but each entry should have 3 copies
+!  node n3: refuses connections; it has 2 replicas (node_silent)
+   -> start n3, or restart it if its process hangs; see its log
+!  the log: 2 of 3 bookies accept writes, but each entry should have 3 copies (small_ensembles)
    -> start the bookies that are down, free space on full ones, or add a bookie
 
 ZooKeeper zk:2181: suspended, last read 1 min 30 s ago
@@ -55,7 +55,7 @@ access control: on; last snapshot: 2 d 3 h old
 as seen by n1"""
 
 
-def test_the_version_of_the_cluster_is_shown_where_it_is_known() -> None:
+def test_version_of_the_cluster_is_shown_where_it_is_known() -> None:
     report = ClusterReport(server="n1", cluster_version=2)
     assert "cluster version: 2, which kvstore 0.2.0 supports" in status_text(report).splitlines()
     assert status_document(report)["cluster_version"] == 2
@@ -89,20 +89,20 @@ def lame() -> ClusterReport:
     return whole(report)
 
 
-def test_the_text_of_a_healthy_and_of_a_lame_cluster() -> None:
+def test_text_of_a_healthy_and_of_a_lame_cluster() -> None:
     assert status_text(whole(well())) == HEALTHY_TEXT
     assert status_text(lame()) == SILENT_TEXT
 
 
-def test_a_retired_partition_is_not_counted_as_unserved() -> None:
+def test_retired_partition_is_not_counted_as_unserved() -> None:
     report = well()
     report.partitions.add(id="p0", state="retired")
     text = status_text(whole(report))
-    assert text.startswith("healthy: 3 nodes, 2 partitions, all is served")
+    assert text.startswith("healthy: 3 nodes, 2 partitions, all served")
     assert "partitions: 2 of 2 are served; retired: p0, kept by pins (`kvstore partition pins`); ring" in text
 
 
-def test_the_status_line_counts_foreign_ledgers_and_unknown_ones() -> None:
+def test_status_line_counts_foreign_ledgers_and_unknown_ones() -> None:
     report = well()
     report.copies.foreign, report.copies.lacking, report.copies.at_risk = 30, 5, 1
     line = (
@@ -121,16 +121,17 @@ def test_of_very_many_findings_the_worst_are_shown() -> None:
         report.nodes[0].report.replicas.add(partition=f"p{number}", moves_stuck=1)
     not_yet(report)
     lines = status_text(whole(report)).splitlines()
-    assert [each for each in lines if each.startswith("!!")] == ["!! partition p1: the leader n1 does not serve yet"]
+    worst = "!! partition p1: the leader n1 does not serve yet (leader_not_serving)"
+    assert [each for each in lines if each.startswith("!!")] == [worst]
     assert sum(each.startswith("!") for each in lines) == 20
     assert "… and 11 more (--json shows all)" in lines
 
 
-def test_the_document_has_numbers_as_numbers_and_each_nodes_own_report() -> None:
+def test_document_has_numbers_as_numbers_and_each_nodes_own_report() -> None:
     report = whole(well())
     report.partitions[0].lead.hot_keys.add(key=b"\xff", share=0.25)
     document = status_document(report, [{"id": "n2", "pid": 17}])
-    assert document["health"] == {"grade": "healthy", "text": "healthy: 3 nodes, 2 partitions, all is served"}
+    assert document["health"] == {"grade": "healthy", "text": "healthy: 3 nodes, 2 partitions, all served"}
     assert document["nodes"][0]["report"]["disk"] == {
         "free_bytes": 50 << 30,
         "total_bytes": 100 << 30,
@@ -148,7 +149,7 @@ def run(*arguments: str) -> Any:
 
 
 @pytest.mark.parametrize(("change", "code"), [(lambda _: None, 0), (lambda r: silent(r, 3), 1), (not_yet, 2)])
-def test_the_exit_code_is_the_health(monkeypatch: pytest.MonkeyPatch, change: Any, code: int) -> None:
+def test_exit_code_is_the_health(monkeypatch: pytest.MonkeyPatch, change: Any, code: int) -> None:
     report = well()
     change(report)
     monkeypatch.setattr(command, "cluster_report", lambda _: whole(report))
@@ -186,7 +187,7 @@ def test_in_a_pipe_each_change_is_one_line_and_nothing_else_is_printed(monkeypat
     monkeypatch.setattr(command.time, "sleep", lambda _: None)
     answer = run("--watch", "--server", "x:1")
     assert answer.stdout == (
-        f"2026-11-25T07:11:04Z healthy: 3 nodes, 2 partitions, all is served\n2026-11-25T07:11:04Z {SILENT_LINE}"
+        f"2026-11-25T07:11:04Z healthy: 3 nodes, 2 partitions, all served\n2026-11-25T07:11:04Z {SILENT_LINE}"
     )
     assert answer.exit_code == 1, "as the last look"
 
@@ -225,7 +226,7 @@ def test_while_it_is_watched_in_json_each_change_is_a_document_on_a_line(monkeyp
     assert grades == ["healthy", "down", "degraded"], "it goes on while nobody answers"
 
 
-def test_a_number_that_moves_is_no_change_and_another_finding_is() -> None:
+def test_number_that_moves_is_no_change_and_another_finding_is() -> None:
     first, later, worse = whole(well()), whole(well()), lame()
     later.partitions[0].sequence += 5
     assert what_matters(first) == what_matters(later) != what_matters(worse)
@@ -267,11 +268,11 @@ class Cluster:
         async def work(_: Any) -> str:
             raise AssertionError("not connected to anything here")
 
-        where = (Path("data"), metadata, "n1:1")
-        return known.from_store_or_servers(where, work, lambda report: f"answered by {report.server}")
+        cluster = ClusterOptions(metadata=metadata, server="n1:1")
+        return known.from_store_or_servers(cluster, work, lambda report: f"answered by {report.server}")
 
 
-def test_the_metadata_store_is_read_while_it_is_there(
+def test_metadata_store_is_read_while_it_is_there(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert Cluster(monkeypatch, session="connected").ask() == "store"
@@ -291,7 +292,7 @@ def test_while_the_store_is_unavailable_servers_answer_with_an_age(
     )
 
 
-def test_a_store_lost_during_a_read_is_unavailable_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_lost_during_a_read_is_unavailable_too(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(monkeypatch, session="connected")
     cluster.is_gone = True
     assert cluster.ask() == "answered by n1"
@@ -321,7 +322,7 @@ def test_bytes_are_shown_in_the_largest_unit(count: int, shown: str) -> None:
     assert shown_bytes(count) == shown
 
 
-def test_the_text_reports_the_connections_with_and_without_tls() -> None:
+def test_text_reports_the_connections_with_and_without_tls() -> None:
     report = well()
     assert "TLS" not in status_text(whole(report)), "nobody has any"
     for node, mode in zip(report.nodes, ("require", "prefer"), strict=False):
@@ -351,15 +352,15 @@ def test_one_line_names_the_namespaces_that_are_near_a_quota_or_refuse() -> None
     assert f"namespaces: 2; shop: {line}" in status_text(report)
     assert report.health.text.startswith("healthy"), "limits that hold are no fault of the cluster"
     document = status_document(report)["namespaces"]
-    assert document[0]["strain"] == line
+    assert document[0]["warning"] == line
     assert document[0]["refused"] == {"keys": 0, "bytes": 41, "operations": 7}
-    assert (document[1]["prefix"], document[1]["keys_max"], document[1]["strain"]) == ("blog/", None, None)
+    assert (document[1]["prefix"], document[1]["keys_max"], document[1]["warning"]) == ("blog/", None, None)
     for number in range(9):
         report.namespaces.add(name=f"n{number}", keys=10).limits.keys_max = 10
     assert "and 5 more (kvstore namespace list)" in status_text(report)
 
 
-def test_a_watch_reports_missing_answers_and_continues(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_reports_missing_answers_and_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     """For example while a node has no table of users yet, or the metadata store that names the nodes is unavailable."""
     refused = NotAuthenticated("who?")
     looks: list[Any] = [whole(well()), refused, refused, whole(well()), OSError("no file")]
@@ -376,7 +377,7 @@ def test_a_watch_reports_missing_answers_and_continues(monkeypatch: pytest.Monke
     monkeypatch.setattr(command.time, "sleep", lambda _: None)
     answer = run("--watch", "--server", "x:1")
     said = [line.partition(" ")[2] for line in answer.stdout.splitlines()]
-    well_line = "healthy: 3 nodes, 2 partitions, all is served"
+    well_line = "healthy: 3 nodes, 2 partitions, all served"
     assert said == [well_line, "unknown: who?", well_line, "unknown: no file"]
     assert answer.exit_code == command.UNKNOWN, "as the last look"
     looks[:] = [refused]

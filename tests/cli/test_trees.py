@@ -53,6 +53,6 @@ async def test_missing_files_and_unreadable_folders_are_named_the_rest_stored(
         assert await client.get(b"z/c") is not None
 
 
-def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         list(trees.walk(os.fsencode(tmp_path / "nothing")))

@@ -55,4 +55,4 @@ class BlockingFace:
 
 
 Face = AsyncFace | BlockingFace
-FACES = {"async": AsyncFace, "blocking": BlockingFace}
+FACES: dict[str, type[AsyncFace] | type[BlockingFace]] = {"async": AsyncFace, "blocking": BlockingFace}

@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from msgspec.structs import astuple
 from sortedcontainers import SortedDict
 
 from kvstore import versions
-from kvstore.errors import ConditionFailed, InvalidRequest, Moved, NotLeader, RequestExpired, StoreError
-from kvstore.partition.state.commands import NOT_NOW, Code, Flag, NotNow, Op, Record, RequestId, Sink
+from kvstore.errors import ConditionFailed, InvalidRequest, Moved, NotLeader, RequestExpired, StoreError, Unavailable
+from kvstore.partition.state.commands import NOT_NOW, Code, Flag, Get, NotNow, Op, Record, RequestId, Sink, Transact
 from kvstore.partition.state.rows import encode_record
+from kvstore.partition.transactions.limits import check_transaction
 from kvstore.ring.builder import new_ring
 from kvstore.ring.ring import Ring
 from kvstore.types import PartitionId, ServerId
@@ -54,24 +56,26 @@ class ModelPartition:
     applied: list[tuple[bytes, int]] = field(default_factory=list)
     """Request ids in the order in which they were applied; none may occur twice."""
 
-    def run(self, op: Op) -> Any:
-        request: RequestId | None = op[-1] if isinstance(op[-1], RequestId) else None
+    def run(self, op: Op, evaluate: Callable[[Op], Any] | None = None) -> Any:
+        """Return the result of an operation, which `evaluate` carries out if it is given."""
+        evaluate = evaluate or self.evaluate
+        request: RequestId | None = op.request if isinstance(op.request, RequestId) else None
         try:
             if request is None:
-                return self._evaluate(op)
+                return evaluate(op)
             name = (request.client, request.sequence)
             if name in self.done:
                 return self.done[name]
             if request.seen_ms and request.seen_ms < self.now_ms - WINDOW_MS:
                 raise RequestExpired("older than the window")
-            result = self.done[name] = self._evaluate(op)
+            result = self.done[name] = evaluate(op)
             self.applied.append(name)
             return result
         except StoreError as error:
             return error
 
-    def _evaluate(self, op: Op) -> Any:
-        match op:
+    def evaluate(self, op: Op) -> Any:
+        match (op.code, *astuple(op)):
             case (Code.GET, key, _, _):
                 return self.data.get(key)
             case (Code.META, key, _, _):
@@ -108,7 +112,7 @@ class ModelPartition:
                 return self._range(start, end, limit, flags)
             case (Code.COUNT, *_):
                 return len(self.data)
-        raise InvalidRequest(f"unknown operation {op[0]}")
+        raise InvalidRequest(f"unknown operation {op.code}")
 
     def _increment(self, key: bytes, delta: int) -> Any:
         old = self.data.get(key)
@@ -160,7 +164,7 @@ class ModelPartition:
         results: list[Any] = []
         for op in ops:
             try:
-                results.append(self._evaluate(op))
+                results.append(self.evaluate(op))
             except StoreError as error:
                 if not flags & Flag.INDEPENDENT:
                     self.sequence, self.data = before
@@ -218,6 +222,30 @@ class ModelCluster:
         """Return the `number`th of many keys that the partition owns."""
         owned = (key for i in range(10_000) if self.ring.partition_of(key := b"key-%d" % i) == partition)
         return next(key for place, key in enumerate(owned) if place == number)
+
+    def leaderless(self, op: Op) -> str:
+        """Return a partition of a transaction that has no leader, or an empty string."""
+        owners = {self.ring.partition_of(each.key) for each in op.ops}
+        return next((each for each in sorted(owners) if self.leaders[each] is None), "")
+
+    def transact(self, op: Op) -> Any:
+        """Carry out a transaction over all partitions at this moment. Raises StoreError, and undoes it then."""
+        owners = [self.partitions[self.ring.partition_of(each.key)] for each in op.ops]
+        before = [(each, each.sequence, each.data.copy()) for each in owners]
+        results: list[Any] = []
+        for owner, each in zip(owners, op.ops, strict=True):
+            try:
+                results.append(owner.evaluate(each))
+            except StoreError as error:
+                if isinstance(op, Transact) and op.flags & Flag.INDEPENDENT and each.code != Code.CHECK:
+                    results.append(error)
+                    continue
+                for changed, sequence, data in before:
+                    changed.sequence, changed.data = sequence, data
+                if isinstance(error, ConditionFailed):
+                    raise ConditionFailed(error.version, each.key) from None
+                raise
+        return results, sorted({(each.id, each.sequence) for each in owners})
 
     def doubly_applied(self) -> list[tuple[bytes, int]]:
         names = [name for partition in self.partitions.values() for name in partition.applied]
@@ -278,7 +306,7 @@ class ModelServer:
                 loop.call_soon(lambda op=op, token=token: answer(token, self._result(op, partition, ring_version)))
 
     def read_now(self, keys: list[bytes]) -> list[bytes | None] | NotNow:
-        ring, ops = self.cluster.ring, [(Code.GET, key, 0, 0) for key in keys]
+        ring, ops = self.cluster.ring, [Get(key, 0, 0) for key in keys]
         if self.intercept is not _let_pass or any(
             self.cluster.leaders[ring.partition_of(key)] != self.id for key in keys
         ):
@@ -290,14 +318,23 @@ class ModelServer:
         return [None if each is None else encode_record(*each) for each in found]
 
     def _result(self, op: Op, partition: PartitionId | None, ring_version: int = 0) -> Any:
-        keyless = op[0] in (Code.SCAN, Code.RANGE, Code.SCAN_TOKENS, Code.COUNT, Code.DELETE_RANGE)
+        keyless = op.code in (Code.SCAN, Code.RANGE, Code.SCAN_TOKENS, Code.COUNT, Code.DELETE_RANGE)
         if keyless and ring_version and ring_version != self.cluster.ring.version:
             return Moved("", self.cluster.ring.version)
-        owner = partition if keyless else self.cluster.ring.partition_of(op[1])
+        owner = partition if keyless else self.cluster.ring.partition_of(op.key)
         if owner is None:
             return InvalidRequest("want a partition")
+        if isinstance(op, Transact):
+            try:
+                check_transaction(op, self.cluster.ring.partition_of)
+            except InvalidRequest as error:
+                return error
+        if op.code == Code.TRANSACT and (without := self.cluster.leaderless(op)):
+            return Unavailable(f"{without} has no leader")
         leader = self.cluster.leaders[owner]
         if leader is None or (leader != self.id and not self.forwards):
             endpoint = self.cluster.endpoints.get(leader) if leader else None
             return NotLeader(owner, leader or "", endpoint.grpc if endpoint else "")
+        if op.code == Code.TRANSACT:
+            return self.cluster.partitions[owner].run(op, self.cluster.transact)
         return self.cluster.partitions[owner].run(op)

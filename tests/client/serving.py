@@ -1,4 +1,4 @@
-"""Real gRPC servers on loopback in front of a model cluster, in this event loop or in a thread of their own."""
+"""Real gRPC servers on loopback in front of a model cluster, in this event loop or in their own thread."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.waiting import PATIENCE_S
 
 SERVICE = "kvstore.v1.KV"
 PATIENT = f"?timeout={PATIENCE_S:g}s&connect_timeout={PATIENCE_S / 2:g}s"
-"""Options of a client's URL with which a machine that stands still for seconds fails no call."""
+"""Options of a client's URL with which a machine that pauses for seconds fails no call."""
 
 
 def refuse_peers(words: list[bytes], stream: Stream, leave: Callable[[], None]) -> StreamHandler:
@@ -142,7 +142,7 @@ async def serving(
 
 @contextmanager
 def serving_in_a_thread(cluster: ModelCluster, access: Callable[[], Access] | None = None) -> Iterator[Servers]:
-    """Run the servers in an event loop of their own, for blocking clients."""
+    """Run the servers in their own event loop, for blocking clients."""
     ready: threading.Event = threading.Event()
     held: dict[str, Any] = {}
 

@@ -52,7 +52,7 @@ def on_first_writes(servers: Servers, count: int, happens: Any) -> None:
 
     def intercept(op: Op, answer: Any) -> bool:
         nonlocal left
-        if not left or op[0] not in WRITES:
+        if not left or op.code not in WRITES:
             return False
         left -= 1
         result = happens(op)
@@ -144,7 +144,7 @@ async def test_batch_that_a_new_ring_splits_is_written_in_parts(servers: Servers
     def half_of_p1_moves(op: Op) -> StoreError:
         """Once, when the first batch of p1 is in flight."""
         ring = cluster.ring
-        if ring.version == 1 and ring.partition_of(op[1]) == P1:
+        if ring.version == 1 and ring.partition_of(op.key) == P1:
             tokens = SortedDict(ring.tokens)
             last = next(token for token, owner in tokens.items() if owner == P1)
             first = max((token for token in tokens if token < last), default=0)
@@ -193,7 +193,7 @@ async def test_malformed_row_ends_the_load_without_blocking_it(servers: Servers)
 
 async def test_load_holds_a_bounded_number_of_rows(servers: Servers) -> None:
     for each in servers.cluster.servers:
-        each.intercept = lambda op, answer: op[0] in WRITES
+        each.intercept = lambda op, answer: op.code in WRITES
     large = [Row(b"key-%d" % number, bytes(1000)) for number in range(BACKLOG_BATCHES + 1)]
     with pytest.raises(TimeoutError):
         async with loader(servers, batch_bytes=1000) as load, asyncio.timeout(0.2):

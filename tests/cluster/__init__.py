@@ -1,1 +1,1 @@
-"""Real processes on this machine: nodes, ZooKeeper, signals."""
+"""Tests with real processes on this machine: nodes, ZooKeeper, signals."""

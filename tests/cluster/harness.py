@@ -22,6 +22,7 @@ import psutil
 import redis
 
 from kvstore import config as toml
+from kvstore import versions
 from kvstore.devcluster import zookeeper
 from kvstore.devcluster.layout import ClusterFile, UpOptions, node_config
 from kvstore.devcluster.local import LocalCluster
@@ -266,7 +267,7 @@ class Cluster:
 
     @property
     def url(self) -> str:
-        """The URL for kvstore.client."""
+        """The URL of the cluster for kvstore.client."""
         return "kv://" + ",".join(node.grpc for node in self.file.nodes)
 
     def redis(self, node: str, **options: Any) -> redis.Redis:
@@ -286,6 +287,16 @@ class Cluster:
         with urlopen(f"http://{host}:{port}{path}", timeout=timeout_s) as answer:
             data: bytes = answer.read()
         return data
+
+    def wait_log_version(self) -> None:
+        """Wait until every log allows what this release can write, for example transactions. A new log begins with the
+        first version."""
+
+        def have_risen() -> bool:
+            tables = [self.status(node)["partitions"] for node in self.ids]
+            return {each.get("log_version") for table in tables for each in table.values()} == {versions.LATEST}
+
+        self.wait_until(have_risen, "every log has the latest version")
 
     def is_ready(self, node: str) -> bool:
         try:
@@ -347,7 +358,7 @@ class Cluster:
         return last
 
     def last_words(self, lines: int = 15) -> str:
-        """Return the end of every log."""
+        """Return the last lines of every log."""
         logs = sorted((self.directory / "data" / "logs").glob("*.log"))
         return "\n".join(f"── {log.name}\n" + "\n".join(log.read_text().splitlines()[-lines:]) for log in logs)
 

@@ -1,4 +1,4 @@
-"""How late this machine wakes processes, so that a limit in seconds also holds on a machine that is busy."""
+"""Measures how late this machine wakes processes, so that a limit in seconds also holds on a busy machine."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import time
 
 PERIOD_S = 0.01
 LATE_TIMES = 6
-"""A takeover takes about ten steps in several processes, and each step is as late as the pulse is."""
+"""Factor for a takeover: it takes about ten steps in several processes, and each step may be as late as the pulse."""
 
 
 class Pulse(threading.Thread):
-    """Records how late a thread wakes that is due every PERIOD_S, until the end of the `with`."""
+    """Records how late a thread wakes that should wake every PERIOD_S, until the end of the `with` block."""
 
     def __init__(self) -> None:
         super().__init__(name="pulse", daemon=True)

@@ -1,4 +1,4 @@
-"""A cluster with metadata in etcd: founded, queried, and killed like one with ZooKeeper (test_kill.py). Real
+"""A cluster with metadata in etcd is founded, queried and killed, like one with ZooKeeper in test_kill.py. Real
 processes."""
 
 from __future__ import annotations

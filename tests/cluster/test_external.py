@@ -1,5 +1,5 @@
-"""The store on external bookies (`kvstore up --bookies external`): here nodes of ours that are only bookies. With
-Apache's bookies: tests/interop/test_store.py."""
+"""The store on external bookies (`kvstore up --bookies external`). Here they are nodes of ours that are only
+bookies; tests/interop/test_store.py uses Apache's bookies."""
 
 from __future__ import annotations
 

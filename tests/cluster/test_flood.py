@@ -1,5 +1,5 @@
-"""Idle connections have taken as many of a node's descriptors as they may: the node continues journaling and serving
-its clients, and accepts new clients when the idle ones are gone."""
+"""Idle connections use as many of a node's descriptors as they may. The node continues to journal and to serve its
+clients, and accepts new clients when the idle connections are gone."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ from tests.cluster.harness import Cluster, running_cluster
 pytestmark = [pytest.mark.cluster]
 
 FILES = 600
-"""Descriptors that the node may have."""
+"""Number of descriptors that the node may have."""
 CROWD = 900
 VALUE = b"x" * 100_000
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Its journals roll with each MiB, and it bounds gRPC's connections as a node that starts with so few descriptors.
-
-    gRPC accepts by itself and looks at no descriptors."""
+    """A cluster whose journals roll at each MiB, and which bounds gRPC's connections like a node that starts with
+    this few descriptors. gRPC accepts connections itself and does not count descriptors."""
     grpc_connections = Limits().within(FILES).grpc_connections_max
     settings = (
         "storage.segment_bytes=1048576",

@@ -27,7 +27,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def name_store(config: Path, uri: str) -> None:
-    """In a node's file, in the place of its ZooKeeper."""
+    """Name the store in a node's file, in place of its ZooKeeper."""
     text, count = re.subn(r"^zookeeper = .*\n", "", config.read_text(), flags=re.MULTILINE)
     assert count == 1
     config.write_text(f'{text}\n[metadata]\nuri = "{uri}"\n')

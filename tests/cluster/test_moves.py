@@ -1,4 +1,4 @@
-"""Operators watch a move on real processes, and give it up: the old ring serves, and nothing of the copy is left."""
+"""Operators watch a move on real processes and cancel it: the old ring serves, and nothing of the copy is left."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 KEYS, VALUE_BYTES = 2_000, 400
 REST_S = 0.1
 BYTES_PER_S = 60
-"""A range of some twenty keys takes two minutes, longer than the commands of a test on a machine that is full."""
+"""Copy rate at which a range of about twenty keys takes two minutes, which is longer than the commands of a test
+take on a busy machine."""
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RingStage]:
 
 
 def keys_of(cluster: Cluster) -> dict[str, int]:
-    """Partition → how many keys its replicas have, the most of them."""
+    """Return, for each partition, the largest number of keys that one of its replicas has."""
     found: dict[str, int] = {}
     for node in cluster.ids:
         for partition, numbers in cluster.status(node)["partitions"].items():

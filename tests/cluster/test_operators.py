@@ -1,5 +1,5 @@
-"""Operators' tasks on real processes: found a cluster by hand, list its parts, decommission a lost bookie, repair
-one."""
+"""Tasks of operators on real processes: they found a cluster by hand, list its parts, decommission a lost bookie,
+and repair one."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ def document(cluster: Cluster, *arguments: str) -> Any:
 
 
 def away(cluster: Cluster) -> list[dict[str, Any]]:
-    """The bookies that ledgers name and that are not there."""
+    """Return the bookies that ledgers name and that are not registered."""
     found: list[dict[str, Any]] = document(cluster, "autorecovery", "status")["away"]
     return found
 
 
 def writable(cluster: Cluster) -> list[dict[str, Any]]:
-    """The bookies that are there; one may lose its session for a moment."""
+    """Return the writable bookies. A bookie may lose its session for a moment."""
     return [each for each in document(cluster, "bookie", "list") if each["state"] == "writable"]
 
 
 def bookie_of(cluster: Cluster, node: str, *, but: str = "") -> str:
-    """The one that a node has, once it is there."""
+    """Return the bookie of a node, once it is registered."""
     found: list[str] = []
 
     def is_there() -> bool:

@@ -1,4 +1,5 @@
-"""Real processes: the store is read at pinned positions while it is written to, and while who is read from dies."""
+"""The store is read at pinned positions while it is written to, and while the replica that is read dies. Real
+processes."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ VALUES = {b"key%05d" % number: b"%d" % number * 20 for number in range(6_000)} |
 SPLIT_BYTES = 60_000
 WRITER_REST_S = 0.02
 TTL_S = 600.0
-"""More than a test takes, also on a machine that is full."""
+"""TTL in seconds, longer than a test takes on a busy machine."""
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def pinned(cluster: Cluster) -> Iterator[PinnedStore]:
 
 @contextmanager
 def writing(cluster: Cluster) -> Iterator[None]:
-    """Keys are overwritten, deleted and made meanwhile; at the end all is as it was."""
+    """Overwrite, delete and create keys during the block. At its end everything is as before."""
     over, rounds = threading.Event(), 0
 
     def write() -> None:
@@ -77,7 +78,7 @@ def writing(cluster: Cluster) -> Iterator[None]:
 
 
 def read(splits: list[Split]) -> dict[bytes, bytes]:
-    """Every record, each of which must come once."""
+    """Return all records. Each must come once."""
     found: dict[bytes, bytes] = {}
     for split in splits:
         for page in read_pinned(pickle.loads(pickle.dumps(split))):
@@ -92,7 +93,7 @@ def only_from(split: Split, address: str) -> Split:
 
 
 def digest(split: Split) -> bytes:
-    """Of all bytes that come, pages aside."""
+    """Return the digest of all bytes that come, whatever the pages."""
     joined = [(page.columns.keys, page.columns.rows) for page in read_pinned(split)]
     return mmh3.hash_bytes(b"".join(keys for keys, _ in joined) + b"".join(rows for _, rows in joined))
 
@@ -211,7 +212,7 @@ def test_invalid_pin_request_names_what_is_expected(cluster: Cluster, options: d
 
 
 def test_pinned_read_switches_replicas_when_one_dies(cluster: Cluster, pinned: PinnedStore) -> None:
-    """The one that is read from dies: any node leads one partition and follows in the others."""
+    """The replica that is read dies. Each node leads one partition and follows in the others."""
     split = max(pinned.splits(), key=lambda each: each.rows)
     pages = read_pinned(split, page_bytes=8_192)
     rows = [row for _, page in zip(range(2), pages, strict=False) for row in page.rows()]

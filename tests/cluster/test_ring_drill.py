@@ -1,5 +1,6 @@
-"""The drill of the ring on a small scale: partitions come and go under load on real processes, first undisturbed, then
-while the leaders of a move's source and target and of ZooKeeper's ensemble are killed. Every answer is checked."""
+"""The ring drill on a small scale: partitions are added and removed under load on real processes, first without
+faults, then while the leaders of a move's source and target and of ZooKeeper's ensemble are killed. Every answer is
+checked."""
 
 from __future__ import annotations
 

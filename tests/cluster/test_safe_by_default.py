@@ -1,5 +1,6 @@
-"""A cluster whose nodes other machines could reach: it serves nobody until it is founded, and then its certificates are
-replaced under load. Real processes. The address that is no loopback by its text is 127.1, so that none is reached."""
+"""A cluster whose nodes other machines could reach serves no client until access control is set up. Then its
+certificates are replaced under load. Real processes. The address that is no loopback by its text is 127.1, so that
+none is reached."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ from tests.waiting import PATIENCE_S
 pytestmark = [pytest.mark.cluster]
 PASSWORD = "a long one"
 REST_S = 0.05
-"""Of those who work, between two rounds: each of a round's TLS handshakes takes some milliseconds of two processors."""
+"""Pause of each worker between two rounds in seconds, because each TLS handshake of a round takes some milliseconds
+of two processors."""
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +79,7 @@ def command(secured: Secured, *words: str) -> Done:
 
 
 def is_done(secured: Secured, what: Callable[[redis.Redis], object]) -> bool:
-    """Return True if every node does this for root."""
+    """Return True if every node executes this for root."""
     try:
         return all(what(root_of(secured, node)) for node in secured.cluster.ids)
     except redis.RedisError:

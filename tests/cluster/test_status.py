@@ -88,7 +88,8 @@ def wait_whole(cluster: Cluster) -> None:
 
 
 def wait_open_ledgers_whole(cluster: Cluster) -> None:
-    """Until each open ledger has three bookies: one that was made while a node was down is followed by another, G10."""
+    """Wait until each open ledger has three bookies. A ledger that was created while a node was down is replaced by
+    another one (docs/protocol.md, G10)."""
 
     def are_whole() -> bool:
         found = json.loads(kvstore("ledger", "list", "--json", *at(cluster)).stdout)
@@ -103,7 +104,7 @@ def test_status_of_a_healthy_cluster_exits_with_0(cluster: Cluster) -> None:
         return code == 0 and sorted(each for node in found["nodes"] for each in node["leads"]) == ["p1", "p2", "p3"]
 
     _, found = wait_for(cluster, is_healthy, "health")
-    assert found["health"] == {"grade": "healthy", "text": "healthy: 3 nodes, 3 partitions, all is served"}
+    assert found["health"] == {"grade": "healthy", "text": "healthy: 3 nodes, 3 partitions, all served"}
     nodes = {each["id"]: each for each in found["nodes"]}
     assert sorted(nodes) == cluster.ids
     assert all(each["report"]["disk"]["total_bytes"] > 0 and each["uptime_s"] > 0 for each in nodes.values())
@@ -119,7 +120,7 @@ def test_status_and_its_watchers_name_a_killed_node_with_the_reason(cluster: Clu
     command = [sys.executable, "-m", "kvstore", "status", "--watch", "--interval", "0.5", *at(cluster)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watch:
         assert watch.stdout is not None
-        healthy = "healthy: 3 nodes, 3 partitions, all is served"
+        healthy = "healthy: 3 nodes, 3 partitions, all served"
         assert any(line.rstrip().endswith(healthy) for line in watch.stdout)
         cluster.kill("n3")
         _, found = wait_for(
@@ -136,7 +137,7 @@ def test_status_and_its_watchers_name_a_killed_node_with_the_reason(cluster: Clu
     assert "refuses connections" in node["no_answer"]
     assert {each["leader"] for each in found["partitions"]} <= {"n1", "n2"}
     local = wait_said(
-        cluster, lambda code, said: code == 1 and "node n3: n3 refuses connections" in said, "the same, by the folder"
+        cluster, lambda code, said: code == 1 and "node n3: refuses connections" in said, "the same, by the folder"
     )
     assert "To start everything that is down, run: " in local
     cluster.start_node("n3")
@@ -156,8 +157,8 @@ def test_status_is_not_delayed_by_a_hanging_node(cluster: Cluster) -> None:
 
 
 def wait_same(cluster: Cluster, *words: str) -> Any:
-    """Return a command's document once a node and the metadata store give the same one: a ledger may be created or
-    closed between the two."""
+    """Return a command's document once a node and the metadata store give the same one. A ledger may be created or
+    closed between the two reads."""
     found: list[Done] = []
 
     def is_same() -> bool:
@@ -248,7 +249,7 @@ def page(cluster: Cluster, node: str, path: str) -> str:
 
 
 def test_every_report_names_a_lost_disk_until_it_is_repaired(cluster: Cluster) -> None:
-    """Auto-recovery waits for its delay, or is off: no mark says that a copy is missing."""
+    """Auto-recovery waits for its delay, or is off, so no mark shows the missing copy."""
     folder = ("--data-dir", str(cluster.local.data_dir))
     wait_for(cluster, lambda code, _: code == 0, "health")
     assert kvstore("autorecovery", "lost-bookie-delay", "3600", *folder).returncode == 0
@@ -264,7 +265,7 @@ def test_every_report_names_a_lost_disk_until_it_is_repaired(cluster: Cluster) -
     _, found = wait_for(cluster, is_lacking, "the lost copies to be told")
     assert found["copies"]["lacking"] > 0
     text = found["health"]["text"]
-    assert text.startswith("degraded, all is served: ")
+    assert text.startswith("degraded, all partitions served: ")
     status = kvstore("autorecovery", "status", "--json", *folder)
     assert (status.returncode, len(json.loads(status.stdout)["away"])) == (1, 1)
     checked = kvstore("fsck", *folder)

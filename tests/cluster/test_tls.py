@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.cluster]
 
 
 class Secured:
-    """The files by which to reach a cluster with TLS, and the cluster once it runs."""
+    """The files that clients of a cluster with TLS need, and the cluster once it runs."""
 
     cluster: Cluster
 
@@ -119,8 +119,8 @@ def test_every_node_serves_every_key_over_tls(secured: Secured) -> None:
 
 
 def links_of(url: str) -> tuple[float, float]:
-    """How many of a client's links are streams on Redis ports, and how many there are, once it has written to every
-    partition."""
+    """Return how many of a client's links are streams on Redis ports, and how many links there are, once it has
+    written to every partition."""
 
     async def ask() -> tuple[float, float]:
         async with AsyncClient(url) as client:

@@ -1,4 +1,4 @@
-"""The local cluster as a newcomer meets it: up, three commands, down, up again. Real processes."""
+"""The local cluster as a newcomer uses it: up, three commands, down, and up again. Real processes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def on(cluster: Cluster, *arguments: str) -> Done:
 
 
 def as_process(cluster: Cluster, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """As a shell runs it."""
+    """Run a command as a shell runs it."""
     command = [sys.executable, "-m", "kvstore", *arguments, "--data-dir", str(cluster.local.data_dir)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
@@ -95,7 +95,8 @@ def says_ok(cluster: Cluster, node: str, page: str) -> bool:
 
 
 def test_cluster_is_the_same_by_every_path_to_its_directory(cluster: Cluster, tmp_path: Path) -> None:
-    """`up` took the cluster's own ZooKeeper for another process, and `down` left ZooKeeper running and exited 0."""
+    """`up` mistook the cluster's own ZooKeeper for another process, and `down` left ZooKeeper running and exited
+    with 0."""
     link = tmp_path / "link"
     link.symlink_to(cluster.local.data_dir)
 
@@ -113,7 +114,8 @@ def test_cluster_is_the_same_by_every_path_to_its_directory(cluster: Cluster, tm
 
 
 def test_up_restarts_processes_that_were_stopping(cluster: Cluster) -> None:
-    """Right after SIGTERM it took a stopping node for a started one, and printed the log of the process that ended."""
+    """Right after SIGTERM, `up` mistook a stopping node for a started one, and printed the log of the process that
+    ended."""
     node, store = cluster.file.node("n2"), cluster.local.status()["zookeeper"]["pid"]
     assert node.pid is not None
     for pid in (node.pid, store):
@@ -145,7 +147,7 @@ def test_nodes_answer_ping_and_are_healthy_and_ready(cluster: Cluster) -> None:
 
 
 def test_nodes_answer_the_probes_of_apache_bookies(cluster: Cluster) -> None:
-    """Helm charts of Apache Pulsar probe these pages; each was a 404."""
+    """Helm charts of Apache Pulsar probe these pages, each of which was a 404."""
     for node in cluster.ids:
         pages = {name: f"/api/v1/bookie/{name}" for name in ("is_ready", "state", "state/readonly", "info")}
         found = {name: cluster.http(node, page) for name, page in pages.items()}
@@ -167,7 +169,7 @@ def test_nodes_answer_the_probes_of_apache_bookies(cluster: Cluster) -> None:
 
 
 def test_requests_with_a_foreign_host_name_get_only_health(cluster: Cluster) -> None:
-    """Nobody is asked who he is; the machine's own name and addresses are right."""
+    """No user has to log in. The machine's own name and addresses are accepted."""
     host, port = cluster.address("n1", "http")
 
     def status(path: str, name: str) -> int:
@@ -285,7 +287,7 @@ def test_data_dir_of_another_cluster_on_the_same_ports_is_refused(
 
 
 def test_up_beside_a_running_cluster_returns_and_leaves_it_running(cluster: Cluster) -> None:
-    """At the end of a terminal it took the cluster of another with it."""
+    """When its terminal ended, it also stopped the cluster that another `up` had started."""
     before = (cluster.local.data_dir / "cluster.json").read_bytes()
     answer = as_process(cluster, "up")
     assert answer.returncode == 0, answer.stderr
@@ -355,7 +357,7 @@ def test_down_ends_every_process_and_up_restores_the_data(cluster: Cluster) -> N
 
 @contextmanager
 def claimed_offset() -> Iterator[str]:
-    """Of ports that no cluster of another test takes meanwhile."""
+    """Return an offset of ports that no cluster of another test uses meanwhile."""
     offset, claim = next((each, claim) for each in OFFSETS if (claim := claim_ports(each)) is not None)
     try:
         yield str(offset)

@@ -1,4 +1,4 @@
-"""Watches and the feed in pages on real processes: each write is shown once and in order, while leaders are killed,
+"""Watches and pages of the feed on real processes show each write once and in order, while leaders are killed and
 partitions join and leave."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 KEYS = [b"w%02d" % number for number in range(40)]
 ONE = KEYS[7]
 WRITER_REST_S, PAGES_REST_S = 0.01, 0.1
-"""Without pauses they would use the processors that a takeover needs."""
+"""Pause of writers in seconds. Without it they would use the processors that a takeover needs."""
 
 
 class Writer(threading.Thread):
@@ -78,7 +78,7 @@ class Reader(threading.Thread):
             self.failure = error
 
     def expect(self, wanted: dict[tuple[bytes, int], bytes | None]) -> None:
-        """All of this is shown, in order."""
+        """Wait until all of these changes are shown, in order."""
         wait_until_blocking(
             lambda: self.failure or wanted.keys() <= self._values().keys(),
             timeout_s=TIMEOUT_S,
@@ -119,7 +119,7 @@ class Pages(threading.Thread):
             self.failure = error
 
     def read_once(self) -> None:
-        """Everything up to what the positions say."""
+        """Read everything up to the positions."""
         for feed in self._feed.positions(timeout_s=TIMEOUT_S):
             at = self._at.setdefault(feed.partition, 0)
             while at < feed.latest and feed.partition not in self._ended:
@@ -152,7 +152,7 @@ def command(cluster: Cluster, *arguments: str) -> Done:
 
 
 def wait_led(cluster: Cluster, *partitions: str) -> dict[str, str]:
-    """Partition → leader, once these are led."""
+    """Wait until these partitions are led. Return the leader of each."""
     cluster.wait_until(lambda: set(partitions) <= set(cluster.leaders()), f"{partitions} are led")
     return cluster.leaders()
 
@@ -204,11 +204,11 @@ def test_watch_shows_writes_once_while_leaders_die_and_partitions_change(cluster
 
 
 ENDS = {b"w-end%02d" % number for number in range(30)}
-"""Written last, in every partition: behind all of them in each feed there is nothing more."""
+"""Keys that are written last, one in every partition. Nothing follows them in any feed."""
 
 
 async def with_state(url: str, shown: list[Change]) -> None:
-    """The asyncio client's, until nothing more comes."""
+    """Watch with the asyncio client until nothing more comes."""
     async with AsyncClient(url) as client, client.watch(prefix=b"w", with_state=True, heartbeat_s=1.0) as changes:
         left = set(ENDS)
         async for change in changes:

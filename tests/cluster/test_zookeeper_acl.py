@@ -63,7 +63,7 @@ class Place:
         return kvstore(*arguments, "--zookeeper", self.address, environ=login)
 
     def found(self, login: str) -> None:
-        """The cluster, and its node's file with these lines about its login."""
+        """Found the cluster, and write its node's file with these lines about its login."""
         init = ("cluster", "init", "--unsafe", "--node", "n1", "--replicas", "1", "--secret-file", str(self.secret))
         assert self.command(*init).returncode == 0
         self.config.write_text(

@@ -12,7 +12,7 @@ import pytest
 
 from kvstore.devcluster.zookeeper import free_ports
 from tests.commands import kvstore
-from tests.meta.zookeeper.test_tls import Secured, secured
+from tests.meta.zookeeper.test_store_tls import Secured, secured
 from tests.waiting import wait_until_blocking
 
 __all__ = ["secured"]

@@ -20,7 +20,7 @@ def program(folder: Path, says: str) -> Path:
     return path
 
 
-def test_a_program_without_output_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_without_output_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     silent = program(tmp_path, "")
     silent.write_text("#!/bin/sh\nexec sleep 60\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -39,14 +39,14 @@ def test_without_etcd_the_error_names_the_package_to_install(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("says", ["etcd Version: 3.3.25", "etcd Version: 2.3.8", "something else", ""])
-def test_an_etcd_that_is_too_old_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str) -> None:
+def test_etcd_that_is_too_old_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str) -> None:
     program(tmp_path, says)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     with pytest.raises(ConfigError, match=r"expected etcd 3\.4 or newer, got"):
         find_etcd()
 
 
-def test_a_reused_process_id_is_not_mistaken_for_a_server(tmp_path: Path) -> None:
+def test_reused_process_id_is_not_mistaken_for_a_server(tmp_path: Path) -> None:
     assert find_running(tmp_path) is None
     (tmp_path / "etcd.pid").write_text(f"{os.getpid()} 127.0.0.1:1\n")
     assert find_running(tmp_path) is None
@@ -54,7 +54,7 @@ def test_a_reused_process_id_is_not_mistaken_for_a_server(tmp_path: Path) -> Non
 
 
 @pytest.mark.needs_etcd
-def test_a_server_is_found_by_its_directory_until_it_is_stopped(tmp_path: Path) -> None:
+def test_server_is_found_by_its_directory_until_it_is_stopped(tmp_path: Path) -> None:
     started = start_standalone(tmp_path)
     try:
         found = find_running(tmp_path)
@@ -73,7 +73,7 @@ def test_a_server_is_found_by_its_directory_until_it_is_stopped(tmp_path: Path) 
 
 @pytest.mark.needs_etcd
 @pytest.mark.parametrize("text", [None, "", "1 127.0.0.1:1\n"], ids=["missing", "empty", "of an earlier one"])
-def test_a_server_is_found_whose_number_was_not_written_down(tmp_path: Path, text: str | None) -> None:
+def test_server_is_found_whose_number_was_not_written_down(tmp_path: Path, text: str | None) -> None:
     """Its starter was just killed; a second etcd would wait for its data in vain."""
     server = start_standalone(tmp_path)
     try:
@@ -89,7 +89,7 @@ def test_a_server_is_found_whose_number_was_not_written_down(tmp_path: Path, tex
 
 
 @pytest.mark.needs_etcd
-def test_a_server_does_not_inherit_the_logins_of_its_starter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_does_not_inherit_the_logins_of_its_starter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("KVSTORE_PASSWORD", "KVSTORE_METADATA_PASSWORD"):
         monkeypatch.setenv(name, "s3cret")
     process = start_standalone(tmp_path)

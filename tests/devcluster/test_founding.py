@@ -16,7 +16,7 @@ from kvstore.rpc.login import Login
 LOGIN = Login("admin", b"a long one")
 
 
-async def test_the_first_user_may_do_everything_and_has_the_password() -> None:
+async def test_first_user_may_do_everything_and_has_the_password() -> None:
     store = MemoryStore()
     assert await found_access(store, LOGIN)
     table = await AccessStore(store).read()
@@ -56,7 +56,7 @@ class Crash(Exception):
 
 
 @pytest.mark.parametrize("after", range(8))
-async def test_an_interrupted_founding_admits_no_user_early_and_can_be_repeated(
+async def test_interrupted_founding_admits_no_user_early_and_can_be_repeated(
     after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, done = MemoryStore(), 0
@@ -81,7 +81,7 @@ async def test_an_interrupted_founding_admits_no_user_early_and_can_be_repeated(
     assert permissions_of(table, table.users[0]).is_admin
 
 
-def test_the_folders_login_is_one_that_the_table_takes(tmp_path: Path) -> None:
+def test_folders_login_is_one_that_the_table_takes(tmp_path: Path) -> None:
     folder = SecureFolder(tmp_path, has_own_zookeeper=False)
     folder.make(["n1"], is_new=True)
     encoded(folder.login().password, bytes(16))

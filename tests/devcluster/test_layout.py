@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.devcluster.layout import ClusterFile, UpOptions, addresses, listeners, node_config, plan, store_listeners
+from kvstore.devcluster.layout import (
+    ClusterFile,
+    UpOptions,
+    addresses,
+    free_offset,
+    listeners,
+    node_config,
+    plan,
+    store_listeners,
+)
 from kvstore.env.tls import Tls
 from kvstore.errors import ConfigError
 from kvstore.meta.address import MetadataKind
@@ -43,14 +52,14 @@ def test_etcd_replaces_zookeeper_if_requested_at_the_first_start() -> None:
     assert dict(store_listeners(plan(UpOptions(data_dir=DATA), None))) == {"ZooKeeper": "127.0.0.1:2181"}
 
 
-def test_the_offset_is_added_to_every_port() -> None:
+def test_offset_is_added_to_every_port() -> None:
     cluster = plan(UpOptions(data_dir=DATA, port_offset=20_100), None)
     assert cluster.zookeeper == "127.0.0.1:22281/kvstore"
     assert cluster.nodes[0].resp == "127.0.0.1:26501"
 
 
 @pytest.mark.parametrize("offset", [-1, 100, 500, 1000, 20_050, 60_000])
-def test_an_offset_that_would_mix_ports_up_is_refused(offset: int) -> None:
+def test_offset_that_would_mix_ports_up_is_refused(offset: int) -> None:
     with pytest.raises(ConfigError, match="--port-offset: expected"):
         plan(UpOptions(data_dir=DATA, port_offset=offset), None)
 
@@ -88,13 +97,13 @@ def test_numbers_that_do_not_fit_are_refused(wish: UpOptions) -> None:
         plan(wish, None)
 
 
-def test_a_cluster_that_was_made_is_kept_as_it_is() -> None:
+def test_cluster_that_was_made_is_kept_as_it_is() -> None:
     made = plan(UpOptions(data_dir=DATA, port_offset=7), None)
     assert plan(UpOptions(data_dir=DATA), made) == made
     assert plan(UpOptions(data_dir=DATA, nodes=3, port_offset=7), made) == made
 
 
-def test_an_existing_cluster_can_change_its_ports_and_nothing_else() -> None:
+def test_existing_cluster_can_change_its_ports_and_nothing_else() -> None:
     made = plan(UpOptions(data_dir=DATA, port_offset=7), None)
     assert plan(UpOptions(data_dir=DATA, port_offset=20_000), made) == plan(
         UpOptions(data_dir=DATA, port_offset=20_000), None
@@ -110,7 +119,7 @@ def test_an_existing_cluster_can_change_its_ports_and_nothing_else() -> None:
         assert said == {name: getattr(config, name) for name in said}
 
 
-def test_the_cluster_file_survives_its_document() -> None:
+def test_cluster_file_survives_its_document() -> None:
     made = plan(UpOptions(data_dir=DATA), None).with_pid("n2", 17)
     assert ClusterFile.from_document(json.loads(json.dumps(made.document()))) == made
     assert made.node("n2").pid == 17
@@ -131,12 +140,12 @@ def test_the_cluster_file_survives_its_document() -> None:
         ),
     ],
 )
-def test_an_invalid_cluster_file_is_refused_with_its_faults(document: object, fault: str) -> None:
+def test_invalid_cluster_file_is_refused_with_its_faults(document: object, fault: str) -> None:
     with pytest.raises(ConfigError, match=fault):
         ClusterFile.from_document(document)
 
 
-def test_a_node_receives_the_settings_of_the_cluster_file() -> None:
+def test_node_receives_the_settings_of_the_cluster_file() -> None:
     made = plan(UpOptions(data_dir=DATA, zookeeper="zk:2181/x"), None)
     assert not made.own_zookeeper
     config = node_config(made, made.nodes[2], DATA)
@@ -163,7 +172,7 @@ def test_one_node_on_external_bookies_keeps_the_quorum() -> None:
     assert (log.quorum, log.unsafe) == (LogConfig().quorum, False)
 
 
-def test_a_secure_cluster_names_its_files_and_stays_secure() -> None:
+def test_secure_cluster_names_its_files_and_stays_secure() -> None:
     made = plan(UpOptions(data_dir=DATA, secure=True), None)
     assert (made.secure, made.data_dir) == (True, DATA)
     config = node_config(made, made.nodes[1], DATA)
@@ -180,3 +189,10 @@ def test_a_secure_cluster_names_its_files_and_stays_secure() -> None:
         plan(UpOptions(data_dir=DATA, secure=True), plain)
     with pytest.raises(ConfigError, match="--secure: expected the nodes' own bookies"):
         plan(UpOptions(data_dir=DATA, secure=True, bookies=BookieKind.EXTERNAL, zookeeper="127.0.0.1:1"), None)
+
+
+def test_free_offset_is_the_lowest_with_which_every_port_is_free(tmp_path: Path) -> None:
+    cluster = plan(UpOptions(data_dir=tmp_path), None)
+    taken = {"127.0.0.1:28401", "127.0.0.1:22281"}  # the first is the HTTP port of n1 at 20,000, the second ZooKeeper's
+    assert free_offset(cluster, lambda address: address not in taken) == 20_200
+    assert free_offset(cluster, lambda address: False) is None

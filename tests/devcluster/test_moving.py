@@ -33,7 +33,7 @@ def a_cluster(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a b & c", "jörg", "old/deeper", "old-2"])
-def test_a_moved_folder_continues_in_its_new_place(tmp_path: Path, name: str) -> None:
+def test_moved_folder_continues_in_its_new_place(tmp_path: Path, name: str) -> None:
     old, new = tmp_path / "old", tmp_path / name
     a_cluster(old)
     (tmp_path / "away").mkdir()
@@ -65,7 +65,7 @@ def test_paths_are_changed_once() -> None:
     assert with_paths("/data/deeper/n1", deeper, old) == "/data/n1"
 
 
-def test_a_copy_of_a_cluster_that_runs_is_none_that_was_moved(tmp_path: Path) -> None:
+def test_copy_of_a_cluster_that_runs_is_none_that_was_moved(tmp_path: Path) -> None:
     a_cluster(tmp_path / "old")
     (tmp_path / "new").mkdir()
     text = json.dumps(json.loads((tmp_path / "old" / "cluster.json").read_text()))

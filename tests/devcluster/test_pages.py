@@ -71,6 +71,6 @@ def test_no_proxy_of_the_environment_is_used(
 
 
 @pytest.mark.parametrize(("code", "is_one"), [(401, True), (403, False), (503, False), (200, False)])
-def test_a_login_with_a_wrong_password_is_rejected(folder: SecureFolder, code: int, is_one: bool) -> None:
+def test_login_with_a_wrong_password_is_rejected(folder: SecureFolder, code: int, is_one: bool) -> None:
     with answering(code, folder) as address:
         assert is_login_rejected(address, folder) is is_one

@@ -20,5 +20,6 @@ def test_message_names_outgoing_connections_if_they_may_have_the_port(
     port: int, hints: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ports, "outgoing_ports", lambda: range(32_768, 61_000))
-    message = taken_message(["127.0.0.1:2181 (ZooKeeper)", f"127.0.0.1:{port} (gRPC of n1)"])
+    message = taken_message(["127.0.0.1:2181 (ZooKeeper)", f"127.0.0.1:{port} (gRPC of n1)"], 20_100)
+    assert "choose other ports with --port-offset, for example 20100" in message
     assert ("ports from 32768 to 60999 to outgoing connections" in message) == hints

@@ -35,7 +35,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_a_node_serves_every_caller(servers: Servers, user: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_serves_every_caller(servers: Servers, user: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KVSTORE_USER", raising=False)
     monkeypatch.delenv("KVSTORE_PASSWORD_FILE", raising=False)
     if user is not None:
@@ -45,7 +45,7 @@ def test_a_node_serves_every_caller(servers: Servers, user: str | None, monkeypa
         probe(endpoint.grpc, endpoint.resp, KEYS)
 
 
-def test_a_node_whose_redis_port_is_closed_does_not_serve(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_whose_redis_port_is_closed_does_not_serve(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVSTORE_USER", "reader")
     monkeypatch.setenv("KVSTORE_PASSWORD", "secret")
     endpoint = next(iter(servers.cluster.endpoints.values()))

@@ -51,7 +51,7 @@ def test_existing_files_are_kept_and_missing_ones_are_created(folder: SecureFold
     assert {name for name in before if before[name] != after[name]} == {"n2.pem"}
 
 
-def test_an_expiring_certificate_is_replaced_and_its_authority_stays(
+def test_expiring_certificate_is_replaced_and_its_authority_stays(
     folder: SecureFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = contents(folder)
@@ -68,14 +68,14 @@ def test_an_expiring_certificate_is_replaced_and_its_authority_stays(
     assert expiry_of(after["n1.pem"]) >= expiry_of(before["n1.pem"])
 
 
-def test_an_incomplete_authority_is_created_again(tmp_path: Path) -> None:
+def test_incomplete_authority_is_created_again(tmp_path: Path) -> None:
     (tmp_path / "ca.key").write_text("half of a")
     made = CertificateAuthority(tmp_path).issue("n1", ("127.0.0.1",))
     assert made.read_bytes().startswith(b"-----BEGIN PRIVATE KEY-----")
 
 
 @pytest.mark.parametrize("spoil", ["gone", "another", "Dear Sir"])
-def test_an_authority_without_its_key_reports_that_it_issues_nothing(tmp_path: Path, spoil: str) -> None:
+def test_authority_without_its_key_reports_that_it_issues_nothing(tmp_path: Path, spoil: str) -> None:
     made, key = CertificateAuthority(tmp_path), tmp_path / "ca.key"
     made.issue("n1", ("127.0.0.1",))
     if spoil == "gone":
@@ -144,7 +144,7 @@ def test_openssl_itself_finds_nothing_amiss(folder: SecureFolder) -> None:
         assert answer.returncode == 0, answer.stderr
 
 
-def test_the_client_files_name_the_user_and_paths_and_not_the_password(folder: SecureFolder) -> None:
+def test_client_files_name_the_user_and_paths_and_not_the_password(folder: SecureFolder) -> None:
     login = folder.login()
     assert login.user == "admin"
     assert len(login.password) >= 32
@@ -166,7 +166,7 @@ def test_passwords_differ_from_cluster_to_cluster(folder: SecureFolder, tmp_path
     assert other.metadata_login() is None
 
 
-def test_a_path_with_signs_of_a_shell_or_a_url_is_still_one(tmp_path: Path) -> None:
+def test_path_with_signs_of_a_shell_or_a_url_is_still_one(tmp_path: Path) -> None:
     odd = SecureFolder(tmp_path / "a &b's", has_own_zookeeper=False)
     odd.make(["n1"], is_new=True)
     said = subprocess.run(

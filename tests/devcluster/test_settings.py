@@ -37,14 +37,14 @@ def read(text: str) -> NodeConfig:
         ("zone=1\nunsafe = true", "1\nunsafe = true"),
     ],
 )
-def test_a_value_is_toml_or_a_plain_string(text: str, value: object) -> None:
+def test_value_is_toml_or_a_plain_string(text: str, value: object) -> None:
     assert parse(text) == Setting(text.partition("=")[0], value)
 
 
 @pytest.mark.parametrize(
     "text", ["", "zone", "=5", ".a=5", "a..b=5", "log.=5", "Log.roll_bytes=5", *map("{}=5".format, PLACED)]
 )
-def test_an_unknown_or_node_specific_setting_is_refused(text: str) -> None:
+def test_unknown_or_node_specific_setting_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--set"):
         parse(text)
 
@@ -75,7 +75,7 @@ def test_settings_of_any_depth_are_written_and_all_others_stay() -> None:
         ("nothing.a=5", "nothing: unknown"),
     ],
 )
-def test_a_setting_that_a_node_would_refuse_is_refused_with_its_file(setting: str, says: str) -> None:
+def test_setting_that_a_node_would_refuse_is_refused_with_its_file(setting: str, says: str) -> None:
     text = f'zone = "r1"\n{TEXT}'
     with pytest.raises(ConfigError, match=says):
         with_settings(text, [parse(setting)], what="/data/n1/node.toml")

@@ -37,7 +37,7 @@ def sleeper(tmp_path: Path) -> _Sleeper:
     return _Sleeper(tmp_path, "127.0.0.1:1", child.pid)
 
 
-def test_a_server_whose_number_cannot_be_written_down_is_ended(
+def test_server_whose_number_cannot_be_written_down_is_ended(
     sleeper: _Sleeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a full disk each further start would leave one more unrecorded process."""
@@ -52,7 +52,7 @@ def test_a_server_whose_number_cannot_be_written_down_is_ended(
 
 
 @pytest.mark.parametrize("done", [StoreProcess.stop, StoreProcess.kill, StoreProcess.pause, StoreProcess.resume])
-def test_a_server_that_ends_just_before_its_signal_is_no_error(
+def test_server_that_ends_just_before_its_signal_is_no_error(
     sleeper: _Sleeper, monkeypatch: pytest.MonkeyPatch, done: object
 ) -> None:
     real = store_process.os.kill
@@ -69,7 +69,7 @@ def test_a_server_that_ends_just_before_its_signal_is_no_error(
     assert not sleeper.is_running()
 
 
-def test_a_server_that_ends_runs_until_its_last_thread_is_gone(tmp_path: Path) -> None:
+def test_server_that_ends_runs_until_its_last_thread_is_gone(tmp_path: Path) -> None:
     """The next steps would find its ports occupied."""
     code = """
 import ctypes, platform, threading, time

@@ -48,7 +48,7 @@ def test_only_the_jars_of_a_server_are_on_the_classpath(tmp_path: Path) -> None:
         (["zookeeper-3.9.5.jar", "zookeeper-3.10.0.jar"], "3.9.5, 3.10.0"),
     ],
 )
-def test_a_zookeeper_with_known_losses_is_refused(tmp_path: Path, names: list[str], found: str) -> None:
+def test_zookeeper_with_known_losses_is_refused(tmp_path: Path, names: list[str], found: str) -> None:
     with pytest.raises(ConfigError, match=f"3.9.5 or newer .* got {found}"):
         classpath(with_jars(tmp_path, *names))
 
@@ -87,7 +87,7 @@ def test_jars_that_java_could_not_name_are_refused(tmp_path: Path) -> None:
 
 @needs_zookeeper
 @pytest.mark.parametrize("text", [None, "", "1 127.0.0.1:1\n"], ids=["missing", "empty", "of an earlier one"])
-def test_a_server_is_found_whose_number_was_not_written_down(tmp_path: Path, text: str | None) -> None:
+def test_server_is_found_whose_number_was_not_written_down(tmp_path: Path, text: str | None) -> None:
     """Its starter was just killed; a second ZooKeeper would write to the same data."""
     server = start_standalone(tmp_path)
     try:
@@ -103,7 +103,7 @@ def test_a_server_is_found_whose_number_was_not_written_down(tmp_path: Path, tex
 
 
 @needs_zookeeper
-def test_a_server_serves_in_a_folder_of_any_name(tmp_path: Path) -> None:
+def test_server_serves_in_a_folder_of_any_name(tmp_path: Path) -> None:
     server = start_standalone(tmp_path / "jörg & 文档")
     try:
         assert (tmp_path / "jörg & 文档" / "data").is_dir()
@@ -129,7 +129,7 @@ def test_ports_of_outgoing_connections_are_not_given(tmp_path: Path, monkeypatch
     assert all(19_900 < port < 20_000 for port in free_ports(9))
 
 
-def test_a_port_given_to_another_process_is_free_when_it_has_ended(
+def test_port_given_to_another_process_is_free_when_it_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The port may be open only a moment later, or its server restart: another ZooKeeper there accepts its clients.
@@ -162,7 +162,7 @@ def test_a_port_given_to_another_process_is_free_when_it_has_ended(
     os.close(claims)
 
 
-def test_a_free_port_has_no_listener() -> None:
+def test_free_port_has_no_listener() -> None:
     assert four_letters(f"127.0.0.1:{free_ports(1)[0]}", "ruok") == ""
 
 
@@ -172,7 +172,7 @@ def test_no_server_is_found_where_none_was_started(tmp_path: Path) -> None:
     assert find_running(tmp_path) is None
 
 
-def test_a_reused_process_id_is_not_mistaken_for_a_server(tmp_path: Path) -> None:
+def test_reused_process_id_is_not_mistaken_for_a_server(tmp_path: Path) -> None:
     (tmp_path / "zookeeper.pid").write_text(f"{os.getpid()} 127.0.0.1:1\n")
     assert find_running(tmp_path) is None
     ZooKeeperProcess(tmp_path, "127.0.0.1:1", os.getpid()).kill()
@@ -192,7 +192,7 @@ def said(server: ZooKeeperProcess, command: str) -> str:
 
 
 @needs_zookeeper
-def test_a_server_serves_on_loopback_only_and_keeps_its_files_together(tmp_path: Path) -> None:
+def test_server_serves_on_loopback_only_and_keeps_its_files_together(tmp_path: Path) -> None:
     process = start_standalone(tmp_path / "zk")
     try:
         process.wait_ready()
@@ -212,7 +212,7 @@ def test_a_server_serves_on_loopback_only_and_keeps_its_files_together(tmp_path:
 
 
 @needs_zookeeper
-def test_a_killed_server_restarts_at_its_address_and_a_paused_one_can_stop(tmp_path: Path) -> None:
+def test_killed_server_restarts_at_its_address_and_a_paused_one_can_stop(tmp_path: Path) -> None:
     process = start_standalone(tmp_path / "zk")
     process.kill()
     assert not process.is_running()
@@ -229,7 +229,7 @@ def test_a_killed_server_restarts_at_its_address_and_a_paused_one_can_stop(tmp_p
 
 
 @needs_zookeeper
-def test_a_detached_server_outlives_its_starter_and_is_found_by_directory(tmp_path: Path) -> None:
+def test_detached_server_outlives_its_starter_and_is_found_by_directory(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from kvstore.devcluster.zookeeper import start_standalone\n"
         "print(start_standalone(Path(sys.argv[1]), detached=True).pid)"
@@ -250,7 +250,7 @@ def test_a_detached_server_outlives_its_starter_and_is_found_by_directory(tmp_pa
 
 
 @needs_zookeeper
-def test_a_server_that_cannot_start_reports_why(tmp_path: Path) -> None:
+def test_server_that_cannot_start_reports_why(tmp_path: Path) -> None:
     process = start_standalone(tmp_path / "zk")
     try:
         with pytest.raises(Unavailable, match="Address already in use"):
@@ -261,7 +261,7 @@ def test_a_server_that_cannot_start_reports_why(tmp_path: Path) -> None:
 
 
 @needs_zookeeper
-def test_an_ensemble_has_one_leader(tmp_path: Path) -> None:
+def test_ensemble_has_one_leader(tmp_path: Path) -> None:
     members = start_ensemble(tmp_path)
     try:
 
@@ -276,7 +276,7 @@ def test_an_ensemble_has_one_leader(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs_zookeeper
-def test_a_server_does_not_inherit_the_logins_of_its_starter(tmp_path: Path) -> None:
+def test_server_does_not_inherit_the_logins_of_its_starter(tmp_path: Path) -> None:
     secrets = {"KVSTORE_PASSWORD": "s3cret", "KVSTORE_METADATA_PASSWORD": "s3cret"}
     process = start_standalone(tmp_path, environ=os.environ | secrets | {"KVSTORE_OTHER": "kept"})
     try:

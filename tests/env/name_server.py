@@ -24,7 +24,8 @@ class NameServer:
 
     def __init__(self, mode: str) -> None:
         self.mode = mode
-        self.asked: Counter[int] = Counter()
+        self.asked: Counter[tuple[bytes, int]] = Counter()
+        """Number of questions by name and family."""
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.bind(("127.0.0.1", 53))
         threading.Thread(target=self._serve, daemon=True).start()
@@ -34,10 +35,15 @@ class NameServer:
             question, asker = self._socket.recvfrom(4096)
             name_end = question.index(b"\0", 12)
             (kind,) = struct.unpack_from(">H", question, name_end + 1)
-            self.asked[kind] += 1
+            self.asked[question[12:name_end], kind] += 1
             if self.mode == "silent" or (self.mode == "A only" and kind != A):
                 continue
             self._socket.sendto(self._answer(question, name_end + 5, kind), asker)
+
+    def asked_of(self, host: str) -> int:
+        """Return how often the family of this name was asked for that was asked for most often."""
+        name = b"".join(bytes([len(label)]) + label.encode() for label in host.split("."))
+        return max(self.asked[name, A], self.asked[name, AAAA])
 
     def _answer(self, question: bytes, end: int, kind: int) -> bytes:
         if self.mode == "no such name":

@@ -1,4 +1,4 @@
-"""Commands in a mount namespace of their own, where this user may mount file systems."""
+"""Commands in their own mount namespace, where this user may mount file systems."""
 
 from __future__ import annotations
 

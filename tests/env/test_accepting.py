@@ -17,16 +17,14 @@ import trustme
 
 from kvstore.env import accepting
 from kvstore.env.accepting import files_for_connections
-from kvstore.env.networks import KnownNetworks
+from kvstore.env.networks import KnownNetworks, network_of
 from kvstore.env.tls import Tls
 from kvstore.env.transport import TcpTransport
-from tests.env.runners import on_asyncio, on_uvloop
+from tests.env.runners import on_both
 from tests.env.test_transport import Echo, Recorder
 from tests.waiting import wait_until
 
 DEADLINE_S = 60
-Run = Callable[[Any], None]
-on_both = pytest.mark.parametrize("run", [on_asyncio, on_uvloop])
 
 
 class Port:
@@ -49,13 +47,26 @@ class Port:
 
         await wait_until(opening)
 
-    async def wait_handshakes(self, count: int) -> None:
+    @property
+    def _acceptor(self) -> accepting.Acceptor:
         (acceptor,) = self._listener._acceptors
+        return acceptor  # type: ignore[no-any-return]
 
+    async def wait_handshakes(self, count: int) -> None:
         async def begun() -> bool:
-            return len(acceptor._handshakes) == count
+            return len(self._acceptor._handshakes) == count
 
         await wait_until(begun)
+
+    def networks_in_handshake(self) -> list[str]:
+        return [network_of(each.getpeername()[0]) for each in self._acceptor._handshakes]
+
+    def oldest_waiting(self) -> tuple[str, int]:
+        return next(iter(self._acceptor._waiting)).getpeername()  # type: ignore[no-any-return]
+
+    def freeze_allowance(self) -> None:
+        """Let the allowance of handshakes grow by what is given back only."""
+        self._acceptor._allowance._per_s = 0
 
     async def echoes(self) -> bool:
         """Return True if one more client is served."""
@@ -108,22 +119,18 @@ async def port(
 
 
 @on_both
-def test_oldest_silent_connection_gives_way_when_waiting_slots_run_out(run: Run, tls: Any, monkeypatch: Any) -> None:
+async def test_oldest_silent_connection_gives_way_when_waiting_slots_run_out(tls: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(accepting, "WAITING_MAX", 20)
     monkeypatch.setattr(accepting, "OPENING_S", 1e9)
-
-    async def scenario() -> None:
-        async with port(tls) as found:
-            await found.connect_idle(20)
-            await found.wait_opening(20)
-            assert await found.echoes()
-            await found.connect_idle(80)
-            for _ in range(3):
-                assert await found.echoes(), "100 silent connections keep nobody out"
-            assert found.transport.statistics()["connections_opening"] <= 21
-            assert found.transport.statistics()["connections_gave_way_total"] >= 50
-
-    run(scenario)
+    async with port(tls) as found:
+        await found.connect_idle(20)
+        await found.wait_opening(20)
+        assert await found.echoes()
+        await found.connect_idle(80)
+        for _ in range(3):
+            assert await found.echoes(), "100 silent connections keep nobody out"
+        assert found.transport.statistics()["connections_opening"] <= 21
+        assert found.transport.statistics()["connections_gave_way_total"] >= 50
 
 
 HALF_HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
@@ -138,108 +145,181 @@ async def connect_from(host: str, address: str, said: bytes = HALF_HELLO) -> asy
 
 
 @on_both
-def test_half_a_hello_takes_no_handshake_slot(run: Run, tls: Any, monkeypatch: Any) -> None:
+async def test_half_a_hello_takes_no_handshake_slot(tls: Any, monkeypatch: Any) -> None:
     """400 connections that each sent 11 bytes kept everybody out: a handshake had begun for each."""
     monkeypatch.setattr(accepting, "OPENING_S", 1e9)
-
-    async def scenario() -> None:
-        async with port(tls) as found, AsyncExitStack() as stack:
-            for _ in range(400):
-                stack.callback((await connect_from("127.0.0.1", found.address)).close)
-            await found.wait_opening(400)
-            assert await found.echoes()
-            assert found.transport.statistics()["connections_gave_way_total"] == 0
-
-    run(scenario)
+    async with port(tls) as found, AsyncExitStack() as stack:
+        for _ in range(400):
+            stack.callback((await connect_from("127.0.0.1", found.address)).close)
+        await found.wait_opening(400)
+        assert await found.echoes()
+        assert found.transport.statistics()["connections_gave_way_total"] == 0
 
 
 @on_both
-def test_network_with_few_connections_keeps_them_when_another_has_many(run: Run, tls: Any, monkeypatch: Any) -> None:
+async def test_network_with_few_connections_keeps_them_when_another_has_many(tls: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(accepting, "WAITING_MAX", 20)
     monkeypatch.setattr(accepting, "OPENING_S", 1e9)
-
-    async def scenario() -> None:
-        async with port(tls) as found, AsyncExitStack() as stack:
-            host, _, number = found.address.rpartition(":")
-            slow = Begun(tls[1], host, int(number))
-            for _ in range(100):
-                stack.callback((await connect_from("127.0.1.1", found.address)).close)
-            await found.wait_opening(20)
-            slow.say()
-            assert await asyncio.to_thread(slow.finish) == b"x", "the oldest of all, and the only one of its address"
-
-    run(scenario)
+    async with port(tls) as found, AsyncExitStack() as stack:
+        host, _, number = found.address.rpartition(":")
+        slow = Begun(tls[1], host, int(number))
+        for _ in range(100):
+            stack.callback((await connect_from("127.0.1.1", found.address)).close)
+        await found.wait_opening(20)
+        slow.say()
+        assert await asyncio.to_thread(slow.finish) == b"x", "the oldest of all, and the only one of its address"
 
 
 @on_both
-def test_peers_of_many_networks_do_not_displace_a_known_one(run: Run, tls: Any, monkeypatch: Any) -> None:
+async def test_peers_of_many_networks_do_not_displace_a_known_one(tls: Any, monkeypatch: Any) -> None:
     """The addresses that this transport has connected to are known, as the other nodes are to a node."""
     monkeypatch.setattr(accepting, "WAITING_MAX", 20)
     monkeypatch.setattr(accepting, "OPENING_S", 1e9)
-
-    async def scenario() -> None:
-        async with port(tls) as found, AsyncExitStack() as stack:
-            assert await found.echoes()
-            host, _, number = found.address.rpartition(":")
-            slow = Begun(tls[1], host, int(number))
-            for turn in range(100):
-                stack.callback((await connect_from(f"127.0.1.{1 + turn}", found.address)).close)
-            await found.wait_opening(20)
-            slow.say()
-            assert await asyncio.to_thread(slow.finish) == b"x"
-
-    run(scenario)
+    async with port(tls) as found, AsyncExitStack() as stack:
+        assert await found.echoes()
+        host, _, number = found.address.rpartition(":")
+        slow = Begun(tls[1], host, int(number))
+        for turn in range(100):
+            stack.callback((await connect_from(f"127.0.1.{1 + turn}", found.address)).close)
+        await found.wait_opening(20)
+        slow.say()
+        assert await asyncio.to_thread(slow.finish) == b"x"
 
 
 @on_both
-def test_handshakes_of_one_network_give_way_to_another_network(run: Run, tls: Any, monkeypatch: Any) -> None:
+async def test_handshakes_of_one_network_give_way_to_another_network(tls: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(accepting, "HANDSHAKES_MAX", 10)
     monkeypatch.setattr(accepting, "HANDSHAKE_SURE_S", 1e9)
     monkeypatch.setattr(accepting, "OPENING_S", 1e9)
+    async with port(tls) as found, AsyncExitStack() as stack:
+        host, _, number = found.address.rpartition(":")
+        hello = Begun(tls[1], host, int(number)).hello()
+        for _ in range(30):
+            stack.callback((await connect_from("127.0.1.1", found.address, hello)).close)
+        await found.wait_opening(30)
+        await found.wait_handshakes(10)
+        assert found.transport.statistics()["connections_gave_way_total"] == 0, "those of one address wait"
 
-    async def scenario() -> None:
-        async with port(tls) as found, AsyncExitStack() as stack:
-            host, _, number = found.address.rpartition(":")
-            hello = Begun(tls[1], host, int(number)).hello()
-            for _ in range(30):
-                stack.callback((await connect_from("127.0.1.1", found.address, hello)).close)
-            await found.wait_opening(30)
-            await found.wait_handshakes(10)
-            assert found.transport.statistics()["connections_gave_way_total"] == 0, "those of one address wait"
+        async def has_given_way() -> bool:
+            assert await found.echoes()
+            return found.transport.statistics()["connections_gave_way_total"] == 1
 
-            async def has_given_way() -> bool:
-                assert await found.echoes()
-                return found.transport.statistics()["connections_gave_way_total"] == 1
-
-            await wait_until(has_given_way)  # the first clients may arrive before all slots are taken
-
-    run(scenario)
+        await wait_until(has_given_way)  # the first clients may arrive before all slots are taken
 
 
 @on_both
-def test_handshakes_of_a_known_network_keep_no_unknown_client_out(run: Run, tls: Any, monkeypatch: Any) -> None:
+async def test_handshakes_of_a_known_network_keep_no_unknown_client_out(tls: Any, monkeypatch: Any) -> None:
     """Anyone behind the address of an authenticated client could lock out every unknown client."""
     monkeypatch.setattr(accepting, "HANDSHAKES_MAX", 10)
     monkeypatch.setattr(accepting, "HANDSHAKE_SURE_S", 1e9)
     monkeypatch.setattr(accepting, "OPENING_S", 1e9)
     known = KnownNetworks()
     known.note("ipv4:127.0.1.1")
-
-    async def scenario() -> None:
-        async with port(tls, known) as found, AsyncExitStack() as stack:
-            host, _, number = found.address.rpartition(":")
-            hello = Begun(tls[1], host, int(number)).hello()
-            for _ in range(30):
-                stack.callback((await connect_from("127.0.1.1", found.address, hello)).close)
-            await found.wait_opening(30)
-            await found.wait_handshakes(10)
-            assert await found.echoes()
-
-    run(scenario)
+    async with port(tls, known) as found, AsyncExitStack() as stack:
+        host, _, number = found.address.rpartition(":")
+        hello = Begun(tls[1], host, int(number)).hello()
+        for _ in range(30):
+            stack.callback((await connect_from("127.0.1.1", found.address, hello)).close)
+        await found.wait_opening(30)
+        await found.wait_handshakes(10)
+        assert await found.echoes()
 
 
 @on_both
-def test_many_connections_end_none_that_has_no_handshake(run: Run, monkeypatch: Any) -> None:
+async def test_unknown_networks_begin_few_handshakes_a_second(tls: Any, monkeypatch: Any) -> None:
+    """Each costs a millisecond of the event loop. At 100 a second and port, clients waited for half of it."""
+    monkeypatch.setattr(accepting, "UNKNOWN_SAVED", 3)
+    monkeypatch.setattr(accepting, "UNKNOWN_PER_S", 1e-3)
+    monkeypatch.setattr(accepting, "OPENING_S", 1e9)
+    known = KnownNetworks()
+    known.note("ipv4:127.0.0.1")
+    async with port(tls, known) as found, AsyncExitStack() as stack:
+        host, _, number = found.address.rpartition(":")
+        hello = Begun(tls[1], host, int(number)).hello()
+        for turn in range(30):
+            stack.callback((await connect_from(f"127.0.1.{1 + turn}", found.address, hello)).close)
+        await found.wait_opening(30)
+        await found.wait_handshakes(3)
+        for _ in range(10):
+            assert await found.echoes(), "known networks do not wait for others"
+        await found.wait_handshakes(3)
+        assert found.transport.statistics()["connections_opening"] == 30
+        assert found.transport.statistics()["handshakes_unknown_total"] == 3
+
+
+@on_both
+async def test_handshakes_of_clients_that_authenticate_are_not_limited(tls: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(accepting, "UNKNOWN_SAVED", 3)
+    monkeypatch.setattr(accepting, "UNKNOWN_PER_S", 20)
+    monkeypatch.setattr(accepting, "OPENING_S", 1e9)
+    known = KnownNetworks()
+    async with port(tls, known) as found, AsyncExitStack() as stack:
+        found.freeze_allowance()
+        host, _, number = found.address.rpartition(":")
+        hello = Begun(tls[1], host, int(number)).hello()
+        for turn in range(9):
+            stack.callback((await connect_from(f"127.0.1.{1 + turn}", found.address, hello)).close)
+        await found.wait_opening(9)
+        for begun in (3, 6, 9):
+            await found.wait_handshakes(begun)
+            for network in found.networks_in_handshake():
+                known.note(network)
+
+
+@on_both
+async def test_network_whose_last_handshake_is_longest_ago_is_next(tls: Any, monkeypatch: Any) -> None:
+    """A health probe from an unknown network had to wait for each of the attackers that came before it."""
+    monkeypatch.setattr(accepting, "UNKNOWN_SAVED", 1)
+    monkeypatch.setattr(accepting, "OPENING_S", 1e9)
+    monkeypatch.setattr(accepting, "UNKNOWN_PER_S", 5)
+    async with port(tls) as found, AsyncExitStack() as stack:
+        host, _, number = found.address.rpartition(":")
+        hello = Begun(tls[1], host, int(number)).hello()
+        for turn in range(5):
+            (await connect_from(f"127.0.1.{1 + turn}", found.address, hello + b"no handshake")).close()
+            await found.wait_opening(0)
+        for turn in range(5):
+            stack.callback((await connect_from(f"127.0.1.{1 + turn}", found.address, hello)).close)
+        await found.wait_opening(5)
+        stack.callback((await connect_from("127.0.2.1", found.address, hello)).close)
+        await found.wait_opening(6)
+
+        async def has_begun() -> bool:
+            return "ipv4:127.0.2.1" in found.networks_in_handshake()
+
+        await wait_until(has_begun)
+        assert len(found.networks_in_handshake()) <= 2, "one may have begun before the probe came"
+
+
+@on_both
+async def test_network_that_waits_displaces_few_others_and_is_closed_at_once(tls: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(accepting, "WAITING_MAX", 20)
+    monkeypatch.setattr(accepting, "DISPLACING_SAVED", 5)
+    monkeypatch.setattr(accepting, "DISPLACING_PER_S", 1e-3)
+    monkeypatch.setattr(accepting, "OPENING_S", 1e9)
+    async with port(tls) as found, AsyncExitStack() as stack:
+        first = [await connect_from("127.0.1.1", found.address) for _ in range(20)]
+        for each in first:
+            stack.callback(each.close)
+        await found.wait_opening(20)
+        for _ in range(60):
+            stack.callback((await connect_from("127.0.1.1", found.address)).close)
+
+        async def are_closed() -> bool:
+            return found.transport.statistics()["connections_gave_way_total"] == 60
+
+        await wait_until(are_closed)
+        assert found.oldest_waiting() == first[5].get_extra_info("sockname"), "five gave way, and then newcomers"
+        stack.callback((await connect_from("127.0.2.1", found.address)).close)
+
+        async def has_displaced() -> bool:
+            return found.oldest_waiting() == first[6].get_extra_info("sockname")
+
+        await wait_until(has_displaced)  # for a network of which none waits
+
+
+@on_both
+async def test_many_connections_end_none_that_has_no_handshake(monkeypatch: Any) -> None:
     """Uvloop would never notify its handler, and the process would end at the handler's next write."""
     monkeypatch.setattr(accepting, "WAITING_MAX", 1)
 
@@ -251,12 +331,9 @@ def test_many_connections_end_none_that_has_no_handshake(run: Run, monkeypatch: 
                 each.sendall(b"x")
             return sum(_heard(each) for each in callers)
 
-    async def scenario() -> None:
-        async with port() as found:
-            assert await asyncio.to_thread(crowd, found.address) == 200
-            assert found.transport.statistics()["connections_gave_way_total"] == 0
-
-    run(scenario)
+    async with port() as found:
+        assert await asyncio.to_thread(crowd, found.address) == 200
+        assert found.transport.statistics()["connections_gave_way_total"] == 0
 
 
 def _heard(caller: socket.socket) -> bool:
@@ -267,28 +344,24 @@ def _heard(caller: socket.socket) -> bool:
 
 
 @on_both
-def test_begun_handshake_gives_way_to_no_idle_connection(run: Run, tls: Any, monkeypatch: Any) -> None:
+async def test_begun_handshake_gives_way_to_no_idle_connection(tls: Any, monkeypatch: Any) -> None:
     """On a busy machine many handshakes take longer than their guaranteed time, and the oldest are the next to
     finish."""
     monkeypatch.setattr(accepting, "WAITING_MAX", 20)
     monkeypatch.setattr(accepting, "HANDSHAKE_SURE_S", 1e9)
     monkeypatch.setattr(accepting, "OPENING_S", 1e9)
     accepted = {"connections_gave_way_total": 0}
-
-    async def scenario() -> None:
-        async with port(tls) as found:
-            host, _, number = found.address.rpartition(":")
-            begun = [Begun(tls[1], host, int(number)) for _ in range(10)]
-            for each in begun:
-                each.say()
-            await found.wait_opening(10)
-            await found.connect_idle(80)
-            while found.transport.statistics()["connections_gave_way_total"] < 60:
-                await one_moment(0.01)
-            accepted.update(found.transport.statistics())
-            assert await asyncio.to_thread(lambda: [each.finish() for each in begun]) == [b"x"] * 10
-
-    run(scenario)
+    async with port(tls) as found:
+        host, _, number = found.address.rpartition(":")
+        begun = [Begun(tls[1], host, int(number)) for _ in range(10)]
+        for each in begun:
+            each.say()
+        await found.wait_opening(10)
+        await found.connect_idle(80)
+        while found.transport.statistics()["connections_gave_way_total"] < 60:
+            await one_moment(0.01)
+        accepted.update(found.transport.statistics())
+        assert await asyncio.to_thread(lambda: [each.finish() for each in begun]) == [b"x"] * 10
     assert accepted["connections_gave_way_total"] >= 60
 
 
@@ -335,120 +408,100 @@ class Begun:
 
 
 @on_both
-def test_handshake_has_a_time_limit(run: Run, tls: Any, monkeypatch: Any) -> None:
+async def test_handshake_has_a_time_limit(tls: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(accepting, "OPENING_S", 0.2)
+    async with port(tls) as found:
+        await found.connect_idle(5)
 
-    async def scenario() -> None:
-        async with port(tls) as found:
-            await found.connect_idle(5)
+        async def are_timed_out() -> bool:
+            return found.transport.statistics()["connections_timed_out_total"] == 5
 
-            async def are_timed_out() -> bool:
-                return found.transport.statistics()["connections_timed_out_total"] == 5
+        async def are_closed() -> bool:
+            return await found.open_count() == 0
 
-            async def are_closed() -> bool:
-                return await found.open_count() == 0
-
-            await wait_until(are_timed_out)
-            await found.wait_opening(0)
-            await wait_until(are_closed)
-            monkeypatch.setattr(accepting, "OPENING_S", 1e9)
-            assert await found.echoes()
-
-    run(scenario)
+        await wait_until(are_timed_out)
+        await found.wait_opening(0)
+        await wait_until(are_closed)
+        monkeypatch.setattr(accepting, "OPENING_S", 1e9)
+        assert await found.echoes()
 
 
 @on_both
-def test_handshake_keeps_its_slot_for_its_guaranteed_time(run: Run, tls: Any, monkeypatch: Any) -> None:
+async def test_handshake_keeps_its_slot_for_its_guaranteed_time(tls: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(accepting, "HANDSHAKES_MAX", 2)
     monkeypatch.setattr(accepting, "HANDSHAKE_SURE_S", 1e9)
     monkeypatch.setattr(accepting, "OPENING_S", 1e9)
-
-    async def scenario() -> None:
-        async with port(tls) as found:
-            host, _, number = found.address.rpartition(":")
-            begun = [Begun(tls[1], host, int(number)) for _ in range(10)]
-            for each in begun:
-                each.say()
-            await found.wait_opening(10)
-            for each in begun:
-                assert await asyncio.to_thread(each.finish) == b"x", "the others wait for their turn"
-            assert found.transport.statistics()["connections_gave_way_total"] == 0
-
-    run(scenario)
+    async with port(tls) as found:
+        host, _, number = found.address.rpartition(":")
+        begun = [Begun(tls[1], host, int(number)) for _ in range(10)]
+        for each in begun:
+            each.say()
+        await found.wait_opening(10)
+        for each in begun:
+            assert await asyncio.to_thread(each.finish) == b"x", "the others wait for their turn"
+        assert found.transport.statistics()["connections_gave_way_total"] == 0
 
 
 @on_both
-def test_handshake_gives_way_to_its_own_network_after_its_time(run: Run, tls: Any, monkeypatch: Any) -> None:
+async def test_handshake_gives_way_to_its_own_network_after_its_time(tls: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(accepting, "HANDSHAKES_MAX", 2)
     monkeypatch.setattr(accepting, "HANDSHAKE_SURE_S", 0.1)
     monkeypatch.setattr(accepting, "OPENING_S", 1e9)
-
-    async def scenario() -> None:
-        async with port(tls) as found:
-            host, _, number = found.address.rpartition(":")
-            stuck = [Begun(tls[1], host, int(number)) for _ in range(4)]
-            for each in stuck:
-                each.say()
-            await found.wait_opening(4)
-            assert await found.echoes()
-            assert found.transport.statistics()["connections_gave_way_total"] >= 1
-
-    run(scenario)
+    async with port(tls) as found:
+        host, _, number = found.address.rpartition(":")
+        stuck = [Begun(tls[1], host, int(number)) for _ in range(4)]
+        for each in stuck:
+            each.say()
+        await found.wait_opening(4)
+        assert await found.echoes()
+        assert found.transport.statistics()["connections_gave_way_total"] >= 1
 
 
 @on_both
-def test_last_descriptors_are_reserved_for_files(run: Run, monkeypatch: Any) -> None:
+async def test_last_descriptors_are_reserved_for_files(monkeypatch: Any) -> None:
     below = len(os.listdir("/proc/self/fd")) + 60
-
-    async def scenario() -> None:
-        async with port() as found:
-            monkeypatch.setattr(accepting, "files_for_connections", lambda **_: below)
-            await found.connect_idle(60)
-            assert not await found.echoes()
-            assert found.transport.statistics()["connections_refused_total"] > 0
-            monkeypatch.setattr(accepting, "files_for_connections", lambda **_: 1 << 30)
-            await wait_until(found.echoes)
-
-    run(scenario)
+    async with port() as found:
+        monkeypatch.setattr(accepting, "files_for_connections", lambda **_: below)
+        await found.connect_idle(60)
+        assert not await found.echoes()
+        assert found.transport.statistics()["connections_refused_total"] > 0
+        monkeypatch.setattr(accepting, "files_for_connections", lambda **_: 1 << 30)
+        await wait_until(found.echoes)
 
 
 @on_both
-def test_accepting_pauses_without_descriptors_and_the_loop_continues(run: Run, monkeypatch: Any) -> None:
+async def test_accepting_pauses_without_descriptors_and_the_loop_continues(monkeypatch: Any) -> None:
     """A listener whose accept fails is ready again at once, so the loop would do nothing else; uvloop closes its own
     one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with port() as found:
+        wakeups = 0
 
-    async def scenario() -> None:
-        async with port() as found:
-            wakeups = 0
+        def files_for_connections(**_: bool) -> int:
+            nonlocal wakeups
+            wakeups += 1
+            return 1 << 30
 
-            def files_for_connections(**_: bool) -> int:
-                nonlocal wakeups
-                wakeups += 1
-                return 1 << 30
-
-            monkeypatch.setattr(accepting, "files_for_connections", files_for_connections)
-            host, _, number = found.address.rpartition(":")
-            others = [socket.socket() for _ in range(5)]
-            resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))), hard))
-            held = []
-            with suppress(OSError):
-                while True:
-                    held.append(os.dup(0))
-            try:
-                for other in others:
-                    other.connect((host, int(number)))
-                await one_moment(0.5)
-                assert 1 < wakeups <= 10, "the listener rests between attempts"
-            finally:
-                for each in held:
-                    os.close(each)
-                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-            await wait_until(found.echoes)
+        monkeypatch.setattr(accepting, "files_for_connections", files_for_connections)
+        host, _, number = found.address.rpartition(":")
+        others = [socket.socket() for _ in range(5)]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))), hard))
+        held = []
+        with suppress(OSError):
+            while True:
+                held.append(os.dup(0))
+        try:
             for other in others:
-                other.close()
-
-    run(scenario)
+                other.connect((host, int(number)))
+            await one_moment(0.5)
+            assert 1 < wakeups <= 10, "the listener rests between attempts"
+        finally:
+            for each in held:
+                os.close(each)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        await wait_until(found.echoes)
+        for other in others:
+            other.close()
 
 
 def test_quarter_of_all_descriptors_is_reserved_up_to_a_maximum(monkeypatch: Any) -> None:

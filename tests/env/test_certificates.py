@@ -109,7 +109,7 @@ async def test_new_connections_get_the_new_certificate_and_open_ones_continue(fi
         clients = [asyncio.create_task(load()) for _ in range(4)]
         for number in range(2, 6):
             assert files.issue() == number
-            assert certificates.look()
+            assert certificates.poll()
             assert set(await asyncio.gather(*(days_of(address, context) for _ in range(8)))) == {number}
         is_over = True
         await asyncio.gather(*clients)  # raises the failure
@@ -144,13 +144,13 @@ async def test_unusable_files_change_nothing_and_are_logged_once(
     async with served(certificates) as address:
         spoil(files)
         for _ in range(3):
-            assert not certificates.look()
+            assert not certificates.poll()
         assert await days_of(address, context) == 1
         assert certificates.statistics()["tls_failing"] == 1
         assert caplog.text.count("keeping the old ones") == 1
         assert str(files.directory) in caplog.text
         files.issue()
-        assert certificates.look()
+        assert certificates.poll()
         assert await days_of(address, context) == 2
         assert certificates.statistics()["tls_failing"] == 0
 
@@ -161,12 +161,12 @@ def test_restored_old_files_are_not_a_failure(files: Files) -> None:
     old, kept = files.directory / "cert.pem", files.directory / "cert.kept"
     old.rename(kept)
     files.put("cert.pem", b"no certificate")
-    assert not certificates.look()
+    assert not certificates.poll()
     assert certificates.is_failing
     kept.rename(old)  # the same file again, with its former time, inode and size
-    certificates.look()
+    certificates.poll()
     assert not certificates.is_failing
-    assert not certificates.look(), "and they are read once"
+    assert not certificates.poll(), "and they are read once"
 
 
 async def test_removed_ca_is_no_longer_trusted(files: Files) -> None:
@@ -180,7 +180,7 @@ async def test_removed_ca_is_no_longer_trusted(files: Files) -> None:
     async with served(certificates) as address:
         assert await days_of(address, theirs) == 1
         files.put("ca.pem", files.authority.cert_pem.bytes())
-        assert certificates.look()
+        assert certificates.poll()
         with pytest.raises((OSError, asyncio.IncompleteReadError)):
             await days_of(address, theirs)
         assert await days_of(address, files.tls.client_context()) == 1
@@ -197,7 +197,7 @@ async def test_connections_to_others_use_the_newest_files(files: Files) -> None:
         with pytest.raises(OSError, match="certificate"):
             await transport.connect(f"{host}:{port}", Echo())  # type: ignore[arg-type]
         files.put("ca.pem", other.cert_pem.bytes())
-        assert certificates.look()
+        assert certificates.poll()
         stream = await transport.connect(f"{host}:{port}", Echo())  # type: ignore[arg-type]
         stream.abort()
 
@@ -227,11 +227,11 @@ async def test_grpc_server_uses_the_newest_files_without_a_failed_call(files: Fi
     for number in (2, 3):
         files.issue()
         await call()
-        assert certificates.look()
+        assert certificates.poll()
         await asyncio.gather(*(call() for _ in range(8)))
         assert await shown() == number
     files.put("cert.pem", b"Dear Sir")
-    assert not certificates.look()
+    assert not certificates.poll()
     await call()
     assert await shown() == 3
     await server.stop(0)
@@ -249,9 +249,9 @@ async def test_files_that_change_while_read_are_loaded_by_the_next_check(
         files.issue()
 
     monkeypatch.setattr(Certificates, "_read", read_and_change)
-    assert not certificates.look()
+    assert not certificates.poll()
     monkeypatch.setattr(Certificates, "_read", real)
-    assert certificates.look()
+    assert certificates.poll()
     assert certificates.expires_s == (BEGUN + timedelta(days=3)).timestamp()
 
 
@@ -292,7 +292,7 @@ def test_expired_certificate_is_a_fault_until_it_is_replaced(files: Files, monke
     monkeypatch.setattr("kvstore.env.certificates.time.time", lambda: expired_s)
     assert f"{files.tls.cert} expired at " in certificates.fault()
     files.issue()
-    certificates.look()
+    certificates.poll()
     assert certificates.fault() == ""
 
 

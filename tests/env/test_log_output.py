@@ -142,7 +142,7 @@ def test_loggers_with_their_own_level_are_bounded() -> None:
     output = Output(LogOutput())
     for number in range(LOGGERS_SET_MAX):
         output._set[f"kvstore.x{number}"] = "DEBUG"
-    with pytest.raises(ValueError, match="have levels of their own"):
+    with pytest.raises(ValueError, match="have their own level"):
         output.set_level("kvstore.tests.log_output", "DEBUG")
 
 

@@ -15,7 +15,7 @@ from kvstore.env.profiler import OTHERS, RATE_MAX, SECONDS_MAX, Profiler, name_o
 from kvstore.errors import InvalidRequest, Overloaded
 from tests.waiting import PATIENCE_S, wait_until
 
-LOOKS = 20
+SAMPLES = 20
 
 
 class Work:
@@ -36,9 +36,9 @@ class Work:
     def turn(self) -> None:
         self.turns += sum(range(1_000)) > 0
 
-    def progress(self, looks: int) -> Iterator[bool]:
+    def progress(self, samples: int) -> Iterator[bool]:
         """Run for this many samples, and let the running thread proceed between two of them."""
-        for _ in range(looks):
+        for _ in range(samples):
             before = self.turns
             while self.turns < before + 10:
                 pass
@@ -61,16 +61,16 @@ def working() -> Iterator[Work]:
 
 def test_running_code_has_processor_time_and_waiting_code_has_none() -> None:
     with working() as work:
-        steps = work.progress(LOOKS)
+        steps = work.progress(SAMPLES)
         profile = sample_for(PATIENCE_S, RATE_MAX, lambda _: next(steps))
-    assert profile.looks == LOOKS
-    cpu_ns, looks = dict[str, int](), dict[str, int]()
+    assert profile.samples == SAMPLES
+    cpu_ns, samples = dict[str, int](), dict[str, int]()
     functions: dict[str, set[str]] = {}
     for (thread, calls), seen in profile.stacks.items():
         cpu_ns[thread] = cpu_ns.get(thread, 0) + seen.cpu_ns
-        looks[thread] = looks.get(thread, 0) + seen.looks
+        samples[thread] = samples.get(thread, 0) + seen.samples
         functions.setdefault(thread, set()).update(code.co_qualname for code in calls)
-    assert looks["spins"] == looks["waits"] == LOOKS
+    assert samples["spins"] == samples["waits"] == SAMPLES
     assert cpu_ns["spins"] > 20 * cpu_ns["waits"]
     assert {"Work.spin", "Work.turn"} <= functions["spins"]
     assert "Event.wait" in functions["waits"]
@@ -87,12 +87,12 @@ def test_stacks_are_bounded_in_number_and_depth(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(profiler, "STACKS_MAX", 1)
     monkeypatch.setattr(profiler, "DEPTH_MAX", 2)
     with working() as work:
-        steps = work.progress(LOOKS)
+        steps = work.progress(SAMPLES)
         profile = sample_for(PATIENCE_S, RATE_MAX, lambda _: next(steps))
     assert len(profile.stacks) == 2
     assert (OTHERS, ()) in profile.stacks
     assert all(len(calls) <= 2 for _, calls in profile.stacks)
-    assert profile.stacks[OTHERS, ()].looks >= LOOKS
+    assert profile.stacks[OTHERS, ()].samples >= SAMPLES
 
 
 async def test_profiles_are_taken_one_at_a_time() -> None:
@@ -109,12 +109,12 @@ async def test_profiles_are_taken_one_at_a_time() -> None:
         return taken._stop is None and not any(each.name == "profiler" for each in threading.enumerate())
 
     await wait_until(has_ended, what="the end of its thread")
-    await wait_until(lambda: has_looked(taken), what="a profile with looks")
+    await wait_until(lambda: has_looked(taken), what="a profile with samples")
 
 
 async def has_looked(profiler: Profiler) -> bool:
     """Return True if there was a sample: a profile that is too short has none."""
-    return (await profiler.take(0.05, RATE_MAX)).looks > 0
+    return (await profiler.take(0.05, RATE_MAX)).samples > 0
 
 
 async def test_profile_can_be_taken_after_a_thread_could_not_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ async def test_profile_can_be_taken_after_a_thread_could_not_be_started(monkeypa
     with pytest.raises(RuntimeError, match="can't start"):
         await taken.take(0.05)
     monkeypatch.undo()
-    await wait_until(lambda: has_looked(taken), what="a profile with looks")
+    await wait_until(lambda: has_looked(taken), what="a profile with samples")
 
 
 @pytest.mark.parametrize(

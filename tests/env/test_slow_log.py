@@ -52,14 +52,14 @@ def test_hash_of_a_key_is_stable() -> None:
 def test_missing_key_has_no_hash() -> None:
     log = Time().log()
     for key in (None, b"", 7, "text"):
-        log.note("door", "SCAN", 1.0, key=key)
+        log.note("endpoint", "SCAN", 1.0, key=key)
     assert {each.key for each in log.latest()} == {""}
 
 
 def test_nothing_is_slow_when_the_log_is_off() -> None:
     log = Time().log(0)
     assert log.limit_s == math.inf
-    log.note("door", "GET", 99.0, key=KEY)
+    log.note("endpoint", "GET", 99.0, key=KEY)
     assert (log.latest(), log.total) == ([], 0)
     assert SlowLog().limit_s == math.inf
 
@@ -72,7 +72,7 @@ def test_some_notes_are_kept_and_all_are_counted_in_one_second() -> None:
     assert len(log.latest()) == PER_SECOND_MAX
     assert log.total == 2 * (PER_SECOND_MAX + 7)
     assert log.statistics() == {
-        "slow_door_total": 0,
+        "slow_endpoint_total": 0,
         "slow_waiting_total": 0,
         "slow_link_total": 0,
         "slow_leader_total": 2 * (PER_SECOND_MAX + 7),
@@ -88,7 +88,7 @@ def test_ring_is_bounded_and_the_latest_come_first() -> None:
     log = time.log()
     for number in range(KEPT + 5):
         time.now += 1
-        log.note("door", "GET", 1.0, key=b"%d" % (number % 2))
+        log.note("endpoint", "GET", 1.0, key=b"%d" % (number % 2))
     assert len(log.latest()) == KEPT
     assert [each.date_ms for each in log.latest(2)] == [int(time.now * 1000), int(time.now * 1000) - 1000]
     assert {each.key for each in log.latest(key=hash_of(b"0"))} == {hash_of(b"0")}

@@ -15,7 +15,7 @@ import pytest
 from kvstore.env import Stream, Transport
 from kvstore.env.transport import TcpTransport, join_address, split_address
 from kvstore.proto.start_tls import ClientsPrelude
-from tests.env.runners import on_asyncio, on_uvloop
+from tests.env.runners import on_asyncio, on_both, on_uvloop, run_by
 from tests.sim.world.env import SimWorld
 from tests.sim.world.network import NetworkConfig
 
@@ -133,14 +133,15 @@ def in_simulation(scenario: Scenario) -> None:
             world.run(with_deadline(scenario, place))
 
 
-@pytest.fixture(params=["asyncio", "uvloop", "simulation"])
-def perform(request: pytest.FixtureRequest) -> Callable[[Scenario], None]:
-    drivers: dict[str, Callable[[Scenario], None]] = {
-        "asyncio": lambda scenario: on_tcp(scenario, on_asyncio),
-        "uvloop": lambda scenario: on_tcp(scenario, on_uvloop),
-        "simulation": in_simulation,
-    }
-    return drivers[request.param]
+def by_asyncio(scenario: Scenario) -> None:
+    on_tcp(scenario, on_asyncio)
+
+
+def by_uvloop(scenario: Scenario) -> None:
+    on_tcp(scenario, on_uvloop)
+
+
+everywhere = run_by([by_asyncio, by_uvloop, in_simulation], given="place")
 
 
 class Echo(Recorder):
@@ -149,227 +150,192 @@ class Echo(Recorder):
         self.stream.write(data)
 
 
-Perform = Callable[[Scenario], None]
+@everywhere
+async def test_bytes_arrive_complete_and_in_order_both_ways(place: Place) -> None:
+    accepted, caller = await place.connect()
+    data = Random(1).randbytes(300_000)
+    for start in range(0, len(data), 7_000):
+        caller.stream.write(data[start : start + 7_000])
+        accepted.stream.writelines([data[start : start + 1_000], data[start + 1_000 : start + 7_000]])
+    await accepted.until(lambda: len(accepted.received) == len(data))
+    await caller.until(lambda: len(caller.received) == len(data))
+    assert bytes(accepted.received) == bytes(caller.received) == data
 
 
-def test_bytes_arrive_complete_and_in_order_both_ways(perform: Perform) -> None:
-    async def scenario(place: Place) -> None:
-        accepted, caller = await place.connect()
-        data = Random(1).randbytes(300_000)
-        for start in range(0, len(data), 7_000):
-            caller.stream.write(data[start : start + 7_000])
-            accepted.stream.writelines([data[start : start + 1_000], data[start + 1_000 : start + 7_000]])
-        await accepted.until(lambda: len(accepted.received) == len(data))
-        await caller.until(lambda: len(caller.received) == len(data))
-        assert bytes(accepted.received) == bytes(caller.received) == data
-
-    perform(scenario)
+@everywhere
+async def test_handler_has_its_connection_before_connect_returns(place: Place) -> None:
+    listener = await place.server.listen(place.any_port, place.handler)
+    caller = place.handler()
+    stream = await place.client.connect(listener.address, caller)
+    assert caller.is_made
+    assert stream is caller.stream
+    listener.close()
 
 
-def test_handler_has_its_connection_before_connect_returns(perform: Perform) -> None:
-    async def scenario(place: Place) -> None:
-        listener = await place.server.listen(place.any_port, place.handler)
-        caller = place.handler()
-        stream = await place.client.connect(listener.address, caller)
-        assert caller.is_made
-        assert stream is caller.stream
-        listener.close()
-
-    perform(scenario)
+@everywhere
+async def test_both_ends_agree_on_their_addresses(place: Place) -> None:
+    accepted, caller = await place.connect()
+    assert accepted.stream.get_extra_info("peername") == caller.stream.get_extra_info("sockname")
+    assert accepted.stream.get_extra_info("sockname") == caller.stream.get_extra_info("peername")
+    assert accepted.stream.get_extra_info("no such thing", 7) == 7
 
 
-def test_both_ends_agree_on_their_addresses(perform: Perform) -> None:
-    async def scenario(place: Place) -> None:
-        accepted, caller = await place.connect()
-        assert accepted.stream.get_extra_info("peername") == caller.stream.get_extra_info("sockname")
-        assert accepted.stream.get_extra_info("sockname") == caller.stream.get_extra_info("peername")
-        assert accepted.stream.get_extra_info("no such thing", 7) == 7
-
-    perform(scenario)
+@everywhere
+async def test_address_can_be_used_by_one_listener(place: Place) -> None:
+    listener = await place.server.listen(place.any_port, Recorder)
+    with pytest.raises(OSError, match=listener.address.rpartition(":")[2]):
+        await place.server.listen(listener.address, Recorder)
+    listener.close()
 
 
-def test_address_can_be_used_by_one_listener(perform: Perform) -> None:
-    async def scenario(place: Place) -> None:
-        listener = await place.server.listen(place.any_port, Recorder)
-        with pytest.raises(OSError, match=listener.address.rpartition(":")[2]):
-            await place.server.listen(listener.address, Recorder)
-        listener.close()
-
-    perform(scenario)
+@everywhere
+async def test_connection_is_refused_where_nobody_listens(place: Place) -> None:
+    with pytest.raises(ConnectionRefusedError):
+        await place.client.connect(place.nobody, Recorder())
 
 
-def test_connection_is_refused_where_nobody_listens(perform: Perform) -> None:
-    async def scenario(place: Place) -> None:
-        with pytest.raises(ConnectionRefusedError):
-            await place.client.connect(place.nobody, Recorder())
-
-    perform(scenario)
-
-
-@pytest.mark.parametrize("run", [on_asyncio, on_uvloop])
+@on_both
 @pytest.mark.parametrize("address", [":3181", "n1:70000", f"{'a' * 64}:3181", "n1..example:3181", "n1\0:3181"])
-def test_malformed_address_is_an_error_of_connect(run: Callable[[Any], None], address: str) -> None:
+async def test_malformed_address_is_an_error_of_connect(address: str) -> None:
     """Other bookies register any text. Another error would end the task that connects, and with it every node that
     reads such a registration."""
-
-    async def scenario() -> None:
-        for calling in (None, ssl.create_default_context()):
-            for prelude in (None, lambda: ClientsPrelude(1)):
-                with pytest.raises(OSError, match=r"no connection to|no such host"):
-                    await TcpTransport(calling=calling).connect(address, Recorder(), prelude=prelude)
-
-    run(scenario)
+    for calling in (None, ssl.create_default_context()):
+        for prelude in (None, lambda: ClientsPrelude(1)):
+            with pytest.raises(OSError, match=r"no connection to|no such host"):
+                await TcpTransport(calling=calling).connect(address, Recorder(), prelude=prelude)
 
 
-def test_closed_listener_leaves_its_connections_open(perform: Perform) -> None:
-    async def scenario(place: Place) -> None:
-        accepted, caller = await place.connect()
-        caller.stream.write(b"still here")
-        await accepted.until(lambda: accepted.received)
-
-    perform(scenario)
+@everywhere
+async def test_closed_listener_leaves_its_connections_open(place: Place) -> None:
+    accepted, caller = await place.connect()
+    caller.stream.write(b"still here")
+    await accepted.until(lambda: accepted.received)
 
 
-def test_close_sends_the_buffer_and_then_ends_both_sides(perform: Perform) -> None:
-    async def scenario(place: Place) -> None:
-        accepted, caller = await place.connect()
-        data = Random(2).randbytes(5_000_000)
-        caller.stream.write(data)
-        caller.stream.close()
-        assert caller.stream.is_closing()
-        await accepted.until_lost()
-        await caller.until_lost()
-        assert bytes(accepted.received) == data
-        assert accepted.calls == ["made", "data", "eof", "lost"]
-        assert [call for call in caller.calls if call not in ("pause", "resume")] == ["made", "lost"]
-        assert accepted.error is caller.error is None
-
-    perform(scenario)
+@everywhere
+async def test_close_sends_the_buffer_and_then_ends_both_sides(place: Place) -> None:
+    accepted, caller = await place.connect()
+    data = Random(2).randbytes(5_000_000)
+    caller.stream.write(data)
+    caller.stream.close()
+    assert caller.stream.is_closing()
+    await accepted.until_lost()
+    await caller.until_lost()
+    assert bytes(accepted.received) == data
+    assert accepted.calls == ["made", "data", "eof", "lost"]
+    assert [call for call in caller.calls if call not in ("pause", "resume")] == ["made", "lost"]
+    assert accepted.error is caller.error is None
 
 
-def test_abort_ends_both_sides_once(perform: Perform) -> None:
-    async def scenario(place: Place) -> None:
-        accepted, caller = await place.connect()
-        caller.stream.write(b"x")
-        caller.stream.abort()
-        caller.stream.abort()
-        caller.stream.close()
-        await accepted.until_lost()
-        await caller.until_lost()
-        assert accepted.calls.count("lost") == caller.calls.count("lost") == 1
-        assert caller.error is None
-
-    perform(scenario)
+@everywhere
+async def test_abort_ends_both_sides_once(place: Place) -> None:
+    accepted, caller = await place.connect()
+    caller.stream.write(b"x")
+    caller.stream.abort()
+    caller.stream.abort()
+    caller.stream.close()
+    await accepted.until_lost()
+    await caller.until_lost()
+    assert accepted.calls.count("lost") == caller.calls.count("lost") == 1
+    assert caller.error is None
 
 
-def test_closing_side_receives_nothing_more(perform: Perform) -> None:
-    async def scenario(place: Place) -> None:
-        accepted, caller = await place.connect()
-        accepted.stream.write(b"x" * 100)
-        caller.stream.close()
-        await caller.until_lost()
-        await accepted.until_lost()
-        assert caller.calls == ["made", "lost"]
-
-    perform(scenario)
+@everywhere
+async def test_closing_side_receives_nothing_more(place: Place) -> None:
+    accepted, caller = await place.connect()
+    accepted.stream.write(b"x" * 100)
+    caller.stream.close()
+    await caller.until_lost()
+    await accepted.until_lost()
+    assert caller.calls == ["made", "lost"]
 
 
-def test_writer_is_paused_until_the_peer_reads(perform: Perform) -> None:
-    async def scenario(place: Place) -> None:
-        accepted, caller = await place.connect()
-        accepted.stream.pause_reading()
-        sent = 0
-        while "pause" not in caller.calls:
-            caller.stream.write(bytes(64 * 1024))
-            sent += 64 * 1024
-            await asyncio.sleep(0)
-        assert caller.stream.get_write_buffer_size() > 0
-        assert caller.calls == ["made", "pause"]
-        accepted.stream.resume_reading()
-        await caller.until(lambda: "resume" in caller.calls)
-        await accepted.until(lambda: len(accepted.received) == sent)
-        assert caller.stream.get_write_buffer_size() == 0
-
-    perform(scenario)
+@everywhere
+async def test_writer_is_paused_until_the_peer_reads(place: Place) -> None:
+    accepted, caller = await place.connect()
+    accepted.stream.pause_reading()
+    sent = 0
+    while "pause" not in caller.calls:
+        caller.stream.write(bytes(64 * 1024))
+        sent += 64 * 1024
+        await asyncio.sleep(0)
+    assert caller.stream.get_write_buffer_size() > 0
+    assert caller.calls == ["made", "pause"]
+    accepted.stream.resume_reading()
+    await caller.until(lambda: "resume" in caller.calls)
+    await accepted.until(lambda: len(accepted.received) == sent)
+    assert caller.stream.get_write_buffer_size() == 0
 
 
-def test_write_buffer_limits_can_be_set(perform: Perform) -> None:
-    async def scenario(place: Place) -> None:
-        accepted, caller = await place.connect()
-        accepted.stream.pause_reading()
-        caller.stream.set_write_buffer_limits(high=50_000_000)
-        caller.stream.write(bytes(20_000_000))
-        assert "pause" not in caller.calls
-        caller.stream.set_write_buffer_limits(high=1000)
-        caller.stream.write(b"x")
-        assert "pause" in caller.calls
-        caller.stream.abort()
-
-    perform(scenario)
+@everywhere
+async def test_write_buffer_limits_can_be_set(place: Place) -> None:
+    accepted, caller = await place.connect()
+    accepted.stream.pause_reading()
+    caller.stream.set_write_buffer_limits(high=50_000_000)
+    caller.stream.write(bytes(20_000_000))
+    assert "pause" not in caller.calls
+    caller.stream.set_write_buffer_limits(high=1000)
+    caller.stream.write(b"x")
+    assert "pause" in caller.calls
+    caller.stream.abort()
 
 
-def test_paused_reader_gets_all_bytes_when_it_resumes(perform: Perform) -> None:
-    async def scenario(place: Place) -> None:
-        accepted, caller = await place.connect()
-        accepted.stream.pause_reading()
-        caller.stream.write(b"one")
-        accepted.stream.write(b"pong")
-        await caller.until(lambda: caller.received)
-        assert not accepted.received
-        accepted.stream.resume_reading()
-        await accepted.until(lambda: accepted.received == b"one")
-
-    perform(scenario)
+@everywhere
+async def test_paused_reader_gets_all_bytes_when_it_resumes(place: Place) -> None:
+    accepted, caller = await place.connect()
+    accepted.stream.pause_reading()
+    caller.stream.write(b"one")
+    accepted.stream.write(b"pong")
+    await caller.until(lambda: caller.received)
+    assert not accepted.received
+    accepted.stream.resume_reading()
+    await accepted.until(lambda: accepted.received == b"one")
 
 
-def test_handler_that_keeps_its_half_open_can_still_send(perform: Perform) -> None:
+@everywhere
+async def test_handler_that_keeps_its_half_open_can_still_send(place: Place) -> None:
     class HalfOpen(Recorder):
         def eof_received(self) -> bool:
             super().eof_received()
             return True
 
-    async def scenario(place: Place) -> None:
-        accepted = HalfOpen()
-        listener = await place.server.listen(place.any_port, lambda: accepted)
-        stream = await place.client.connect(listener.address, place.handler())
-        await accepted.until(lambda: accepted.is_made)
-        stream.close()
-        await accepted.until(lambda: "eof" in accepted.calls)
-        assert not accepted.is_lost
-        accepted.stream.close()
-        await accepted.until_lost()
-        listener.close()
-
-    perform(scenario)
+    accepted = HalfOpen()
+    listener = await place.server.listen(place.any_port, lambda: accepted)
+    stream = await place.client.connect(listener.address, place.handler())
+    await accepted.until(lambda: accepted.is_made)
+    stream.close()
+    await accepted.until(lambda: "eof" in accepted.calls)
+    assert not accepted.is_lost
+    accepted.stream.close()
+    await accepted.until_lost()
+    listener.close()
 
 
-def test_cancelled_connect_leaves_no_connection_and_notifies_its_handler(perform: Perform) -> None:
-    async def scenario(place: Place) -> None:
-        accepted: list[Recorder] = []
+@everywhere
+async def test_cancelled_connect_leaves_no_connection_and_notifies_its_handler(place: Place) -> None:
+    accepted: list[Recorder] = []
 
-        def accept() -> Recorder:
-            accepted.append(place.handler(Echo()))
-            return accepted[-1]
+    def accept() -> Recorder:
+        accepted.append(place.handler(Echo()))
+        return accepted[-1]
 
-        listener = await place.server.listen(place.any_port, accept)
-        callers = [place.handler() for _ in range(12)]
-        for turns, caller in enumerate(callers):
-            attempt = asyncio.get_running_loop().create_task(place.client.connect(listener.address, caller))
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            attempt.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                (await attempt).abort()
-        last = place.handler()
-        (await place.client.connect(listener.address, last)).write(b"last")
-        await last.until(lambda: last.received)
-        for handler in (*callers, *(each for each in accepted if not each.received)):
-            if handler.is_made:
-                await handler.until_lost()
-            assert handler.calls in ([], ["made", "lost"], ["made", "eof", "lost"])
-        listener.close()
-
-    perform(scenario)
+    listener = await place.server.listen(place.any_port, accept)
+    callers = [place.handler() for _ in range(12)]
+    for turns, caller in enumerate(callers):
+        attempt = asyncio.get_running_loop().create_task(place.client.connect(listener.address, caller))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        attempt.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            (await attempt).abort()
+    last = place.handler()
+    (await place.client.connect(listener.address, last)).write(b"last")
+    await last.until(lambda: last.received)
+    for handler in (*callers, *(each for each in accepted if not each.received)):
+        if handler.is_made:
+            await handler.until_lost()
+        assert handler.calls in ([], ["made", "lost"], ["made", "eof", "lost"])
+    listener.close()
 
 
 @pytest.mark.parametrize("run", [on_asyncio, on_uvloop])

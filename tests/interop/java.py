@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 VERSIONS = ("4.17.2", "4.18.0")
-"""Of Apache BookKeeper: 4.18 has other classes for its messages, and another way to log."""
+"""Versions of Apache BookKeeper. 4.18 has other classes for its messages, and logs in another way."""
 VERSION = os.environ.get("KVSTORE_INTEROP_VERSION", VERSIONS[-1])
 """The version that this process uses."""
 PLACE = ROOT / ".interop" / VERSION
@@ -32,7 +32,7 @@ SERVER = "org.apache.bookkeeper.server.Main"
 TIMEOUT_S = 120.0
 
 QUICK = "-XX:TieredStopAtLevel=1"
-"""Java flag for a faster start and a lower peak speed."""
+"""Java flag for a faster start, at the cost of peak speed."""
 _FLAGS = [
     "-Xmx512m",
     "-XX:+UseSerialGC",
@@ -105,14 +105,14 @@ def run_pulsar(main: str, *arguments: str) -> Output:
 
 
 def entry(number: int, *, by_bookie: bool = False) -> str:
-    """The words by which `readledger` shows an entry, read by the client or from one bookie."""
+    """Return the words by which `readledger` shows an entry, read by the client or from one bookie."""
     if VERSION >= "4.18":
         return f"entryId={number},"
     return f"Eid={number} " if by_bookie else f"Eid={number},"
 
 
 def listed(ledger: int) -> str:
-    """The words by which `listledgers -m` shows a ledger."""
+    """Return the words by which `listledgers -m` shows a ledger."""
     return f"ledgerId={ledger}," if VERSION >= "4.18" else f"ledgerID: {ledger}"
 
 
@@ -140,7 +140,7 @@ class Programs:
         self.conf.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
 
     def command(self, main: str, *arguments: str) -> list[str]:
-        """The command line that runs a class of the jars."""
+        """Return the command line that runs a class of the jars."""
         return [
             "java",
             *_FLAGS,

@@ -46,7 +46,7 @@ class OurBookie:
         assert self.id, self._log.read_text()[-2000:]
 
     async def kill(self) -> None:
-        """As kill -9 does."""
+        """Kill the bookie with SIGKILL."""
         if self.process.returncode is None:
             self.process.kill()
         await self.process.wait()
@@ -101,7 +101,7 @@ class Processes:
             await self.add_bookie(f"b{number}", port)
 
     async def add_bookie(self, name: str, port: int, *settings: str) -> OurBookie:
-        """Start one more, with settings of its own beside those of all."""
+        """Start one more bookie, with its own settings in addition to the common ones."""
         where = [str(self.directory / name), name, f"127.0.0.1:{port}", self.zookeeper.address]
         command = [sys.executable, "-m", "tests.interop.our_bookie", *where, *self._settings, *settings]
         bookie = OurBookie(command, self.directory / f"{name}.log")
@@ -131,7 +131,7 @@ class Processes:
         return found
 
     async def addresses(self) -> dict[BookieId, str]:
-        """Where the bookies that are registered listen."""
+        """The addresses at which the registered bookies listen."""
         return (await RegistrationClient(self.store).bookies()).all
 
     def bookie(self, bookie: BookieId) -> OurBookie:
@@ -155,7 +155,7 @@ class Processes:
         await wait_until(are_there, timeout_s=java.TIMEOUT_S, what=f"registered are {wanted}")
 
     def session(self, main: str, *arguments: str) -> list[str]:
-        """The command line of one of tests/interop/sessions, on this cluster."""
+        """Return the command line of one of tests/interop/sessions, on this cluster."""
         return self.programs.command(main, f"{self.zookeeper.address}/ledgers", *arguments)
 
 

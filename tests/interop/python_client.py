@@ -1,4 +1,4 @@
-"""Our ledger client as a process of its own.
+"""Our ledger client as its own process.
 
 python -m tests.interop.python_client write ZOOKEEPER            writes until it is killed; says which ledger, then
                                                                  each entry that is confirmed

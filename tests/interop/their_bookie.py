@@ -39,7 +39,7 @@ LAC_1 = DIGEST.lac_packet(L, EntryId(1))
 
 
 def script() -> list[tuple[str, bytes]]:
-    """Requests in order, by name; each is answered before the next is sent."""
+    """Return requests in order, by name. Each is answered before the next is sent."""
     auth = pb.Request(
         header=pb.PacketHeader(version=pb.VERSION_THREE, operation=pb.AUTH, txn_id=17),
         auth=pb.AuthMessage(plugin="none", payload=b""),
@@ -80,7 +80,7 @@ def script() -> list[tuple[str, bytes]]:
 
 
 async def ask(address: str, requests: list[tuple[str, bytes]]) -> list[tuple[str, bytes, bytes]]:
-    """(name, request, answer), payloads only. Raises TimeoutError, ConnectionError."""
+    """Return the name, the request and the answer, as payloads. Raises TimeoutError, ConnectionError."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     frames, told = FrameReader(wire.PAYLOAD_MAX), []
@@ -101,8 +101,8 @@ async def ask(address: str, requests: list[tuple[str, bytes]]) -> list[tuple[str
 
 
 def launch(directory: Path, zookeeper: str, *, quick: bool = True, **more: str) -> Popen[bytes]:
-    """Start a bookie of Apache's with its files in `directory`; `quick`: one that is there soon, and slower in the
-    end. `more`: settings beside the usual ones."""
+    """Start a bookie of Apache's with its files in `directory`. With `quick` it starts sooner, and is slower later.
+    `more`: additional settings."""
     settings = {
         "bookiePort": str(free_port()),
         "advertisedAddress": "127.0.0.1",

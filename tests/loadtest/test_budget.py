@@ -23,7 +23,7 @@ def budget() -> Iterator[Budget]:
 IDLE_S = 10.0
 
 
-def test_an_idle_node_makes_few_calls(budget: Budget) -> None:
+def test_idle_node_makes_few_calls(budget: Budget) -> None:
     """The minimum of some counts: a new cluster becomes idle, and each node checks many unchanged things."""
     counted = []
     for _ in range(ATTEMPTS_MAX):
@@ -36,7 +36,7 @@ def test_an_idle_node_makes_few_calls(budget: Budget) -> None:
 
 
 @pytest.mark.parametrize("load", [load for load in BUDGET if load.budget], ids=lambda load: load.name)
-def test_an_operation_takes_no_more_calls_than_its_budget(budget: Budget, load: Load) -> None:
+def test_operation_takes_no_more_calls_than_its_budget(budget: Budget, load: Load) -> None:
     """The minimum of some counts: background work varies over time."""
     counted = []
     for _ in range(ATTEMPTS_MAX):

@@ -18,11 +18,11 @@ LOG = """\
 """
 
 
-def test_the_engine_log_gives_bytes_of_flushes_and_compactions() -> None:
+def test_engine_log_gives_bytes_of_flushes_and_compactions() -> None:
     assert tables_in(LOG) == {"engine: flushes": 1000, "engine: compaction": 520}
 
 
-async def test_the_log_of_the_engine_that_we_use_is_read(tmp_path: Path) -> None:
+async def test_log_of_the_engine_that_we_use_is_read(tmp_path: Path) -> None:
     engine = RocksEngine(str(tmp_path))
     write(engine, (b"a", b"1"))
     await flushed(engine)

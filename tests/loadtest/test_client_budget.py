@@ -23,7 +23,7 @@ def file() -> Iterator[ClusterFile]:
 
 
 @pytest.mark.parametrize("load", BUDGET, ids=lambda load: load.name)
-def test_an_operation_takes_no_more_calls_than_its_budget(file: ClusterFile, load: Load) -> None:
+def test_operation_takes_no_more_calls_than_its_budget(file: ClusterFile, load: Load) -> None:
     """The minimum of some counts: the number of operations that share a frame varies over time."""
     counted = []
     for _ in range(ATTEMPTS_MAX):

@@ -123,7 +123,7 @@ def is_refused_at(endpoint: str, key: bytes) -> bool:
 
 
 @pytest.mark.cluster
-def test_a_value_set_at_one_endpoint_is_read_at_all(running: peers.Floor) -> None:
+def test_value_set_at_one_endpoint_is_read_at_all(running: peers.Floor) -> None:
     clients = [Client(endpoint) for endpoint in running.doors]
     for number, client in enumerate(clients):
         keys = [b"%d-%d" % (number, n) for n in range(100)]
@@ -153,7 +153,7 @@ def test_two_acknowledge_without_the_third_and_one_alone_does_not(running: peers
 
 
 @pytest.mark.cluster
-def test_the_three_end_with_what_started_them(running: peers.Floor) -> None:
+def test_three_end_with_what_started_them(running: peers.Floor) -> None:
     kill(running.pid)
     wait_until_blocking(lambda: all(map(is_gone, running.pids)), what="the end of the three processes")
 
@@ -202,7 +202,7 @@ async def test_all_three_write_confirmed_records_and_the_order_of_new_keys(
         (["--data", "full/file", "--port", "0"], "full/file: File exists"),
     ],
 )
-def test_an_impossible_option_is_refused_in_one_line(words: list[str], message: str, tmp_path: Path) -> None:
+def test_impossible_option_is_refused_in_one_line(words: list[str], message: str, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").touch()
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -69,14 +69,14 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimWorld]:
         yield made
 
 
-def test_a_closed_loop_keeps_so_many_under_way(world: SimWorld, calls: Calls) -> None:
+def test_closed_loop_keeps_so_many_under_way(world: SimWorld, calls: Calls) -> None:
     found = world.run(Generator(LoadSpec(seconds=0.2, warmup_s=0, in_flight=7), calls.all()).run())
     assert calls.most == 7
     assert found.operations == sum(calls.seen.values()) > 7
     assert found.rate == pytest.approx(found.operations / found.took_s)
 
 
-def test_the_warm_up_is_not_counted(world: SimWorld, calls: Calls) -> None:
+def test_warm_up_is_not_counted(world: SimWorld, calls: Calls) -> None:
     found = world.run(Generator(LoadSpec(seconds=0.1, warmup_s=0.1, in_flight=2), calls.all()).run())
     assert 0 < found.operations < sum(calls.seen.values())
 
@@ -93,17 +93,17 @@ def test_failures_of_the_warm_up_are_not_counted_either(world: SimWorld, calls: 
 
 
 @pytest.mark.parametrize("wrong", [{"rate": math.nan}, {"seconds": math.nan}, {"warmup_s": math.inf}])
-def test_a_run_that_would_never_end_is_refused(wrong: dict[str, float]) -> None:
+def test_run_that_would_never_end_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(InvalidRequest, match="expected a finite number"):
         LoadSpec(**wrong)  # type: ignore[arg-type]
 
 
-def test_an_open_loop_begins_so_many_per_second(world: SimWorld, calls: Calls) -> None:
+def test_open_loop_begins_so_many_per_second(world: SimWorld, calls: Calls) -> None:
     found = world.run(Generator(LoadSpec(seconds=0.5, warmup_s=0, rate=200, in_flight=20), calls.all()).run())
     assert found.operations == 100
 
 
-def test_an_open_loop_counts_the_wait_for_a_caller_as_latency(world: SimWorld, calls: Calls) -> None:
+def test_open_loop_counts_the_wait_for_a_caller_as_latency(world: SimWorld, calls: Calls) -> None:
     """One call stalls for 200 ms; with one caller, operations that were due meanwhile are late, and the figures
     include it."""
     calls.stall_s = 0.2
@@ -117,7 +117,7 @@ def test_an_open_loop_counts_the_wait_for_a_caller_as_latency(world: SimWorld, c
     assert row["service_p50_ms"] < row["p50_ms"], "waiting for one's turn is no service"
 
 
-def test_a_mix_and_its_keys_are_drawn_by_the_seed(world: SimWorld, calls: Calls) -> None:
+def test_mix_and_its_keys_are_drawn_by_the_seed(world: SimWorld, calls: Calls) -> None:
     load = LoadSpec(seconds=0.3, warmup_s=0, in_flight=8, keys=5, mix=(("get", 9), ("put", 1)), prefix=b"{t}")
     world.run(Generator(load, calls.all()).run())
     assert calls.seen["get"] > 3 * calls.seen["put"] > 0
@@ -131,7 +131,7 @@ def test_failures_are_counted_by_name_and_not_as_operations(world: SimWorld, cal
     assert found.errors["Overloaded"] == sum(calls.seen.values())
 
 
-async def test_a_cancelled_load_returns_its_result(calls: Calls) -> None:
+async def test_cancelled_load_returns_its_result(calls: Calls) -> None:
     load = asyncio.create_task(Generator(LoadSpec(seconds=60, warmup_s=0, in_flight=2), calls.all()).run())
 
     async def is_begun() -> bool:
@@ -171,7 +171,7 @@ def test_operations_are_recorded_in_the_outcome_of_when_they_begin(world: SimWor
 
 
 @pytest.mark.parametrize("in_flight", [1, 7])
-def test_a_closed_loop_does_each_number_once_within_its_concurrency(world: SimWorld, in_flight: int) -> None:
+def test_closed_loop_does_each_number_once_within_its_concurrency(world: SimWorld, in_flight: int) -> None:
     seen: list[int] = []
     under_way = most = 0
 
@@ -188,12 +188,12 @@ def test_a_closed_loop_does_each_number_once_within_its_concurrency(world: SimWo
 
 
 @pytest.mark.parametrize("text", ["", "get", "get=x", "get=0", "fly=3", "get=1,,put=1"])
-def test_a_wrong_mix_is_refused(text: str) -> None:
+def test_wrong_mix_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest):
         parse_mix(text)
 
 
-def test_a_mix_names_operations_and_weights() -> None:
+def test_mix_names_operations_and_weights() -> None:
     assert parse_mix("get=95, put=5") == (("get", 95), ("put", 5))
 
 
@@ -203,7 +203,7 @@ def ticking() -> SimpleNamespace:
     return SimpleNamespace(perf_counter=lambda: next(ticks) / 1000)
 
 
-def test_a_load_of_which_nothing_was_done_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_of_which_nothing_was_done_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     async def refused(*_: Any, **__: Any) -> None:
         raise NotAuthenticated("who?")
 
@@ -217,7 +217,7 @@ def test_a_load_of_which_nothing_was_done_fails(monkeypatch: pytest.MonkeyPatch)
     assert (answer.exit_code, "every operation failed" in answer.stderr) == (1, True), answer.output
 
 
-def test_the_command_runs_a_load_and_prints_percentiles(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_runs_a_load_and_prints_percentiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loads, "time", ticking())
     with serving_in_a_thread(ModelCluster()) as servers:
         arguments = ["--seconds", "0.2", "--warmup", "0", "--in-flight", "5", "--keys", "10", "--json"]
@@ -233,7 +233,7 @@ def test_the_command_runs_a_load_and_prints_percentiles(monkeypatch: pytest.Monk
     assert all(row["p50_ms"] <= row["p99_ms"] <= row["max_ms"] for row in document["latencies"])
 
 
-def test_an_interrupted_load_prints_its_figures_and_a_note() -> None:
+def test_interrupted_load_prints_its_figures_and_a_note() -> None:
     cluster = ModelCluster()
     with serving_in_a_thread(cluster) as servers:
         arguments = ["--seconds", "60", "--warmup", "0", "--in-flight", "2", "--json"]

@@ -79,7 +79,7 @@ async def test_every_operation_is_the_command_of_its_name() -> None:
     assert len(value) == 3
 
 
-async def test_a_load_is_run_over_as_many_connections_as_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_load_is_run_over_as_many_connections_as_callers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loads, "time", ticking())
     load = LoadSpec(seconds=0.2, warmup_s=0, in_flight=3, mix=(("get", 1),))
     async with resp_server(lambda command: b"$-1\r\n") as address:
@@ -92,7 +92,7 @@ async def test_a_load_is_run_over_as_many_connections_as_callers(monkeypatch: py
     assert row["service_p50_ms"] <= row["p50_ms"]
 
 
-async def test_an_error_reply_is_an_error_and_the_connection_stays_open() -> None:
+async def test_error_reply_is_an_error_and_the_connection_stays_open() -> None:
     replies = iter([b"-ERR no\r\n", b"+OK\r\n"])
     async with resp_server(lambda command: next(replies)) as address:
         opened = await callers(address, LoadSpec(in_flight=1))
@@ -103,7 +103,7 @@ async def test_an_error_reply_is_an_error_and_the_connection_stays_open() -> Non
         opened.close()
 
 
-async def test_a_refused_connection_is_reported_at_once_with_its_kind() -> None:
+async def test_refused_connection_is_reported_at_once_with_its_kind() -> None:
     for words, kind in (
         (b"NOAUTH Authentication required.", NotAuthenticated),
         (b"NOPERM user a lacks the right read", PermissionDenied),
@@ -139,7 +139,7 @@ async def test_errors_open_no_more_connections() -> None:
         opened.close()
 
 
-async def test_a_connection_that_is_lost_leaves_the_outcome_open_and_is_replaced() -> None:
+async def test_connection_that_is_lost_leaves_the_outcome_open_and_is_replaced() -> None:
     replies = iter([None, b"+OK\r\n"])
     async with resp_server(lambda command: next(replies)) as address:
         opened = await callers(address, LoadSpec(in_flight=1))
@@ -150,7 +150,7 @@ async def test_a_connection_that_is_lost_leaves_the_outcome_open_and_is_replaced
         opened.close()
 
 
-async def test_a_connection_that_is_lost_while_nobody_uses_it_is_replaced() -> None:
+async def test_connection_that_is_lost_while_nobody_uses_it_is_replaced() -> None:
     async with resp_server(lambda command: b"+OK\r\n") as address:
         opened = await callers(address, LoadSpec(in_flight=1))
         put = opened.calls()["put"]
@@ -161,7 +161,7 @@ async def test_a_connection_that_is_lost_while_nobody_uses_it_is_replaced() -> N
         opened.close()
 
 
-async def test_an_address_is_judged_before_it_is_used() -> None:
+async def test_address_is_judged_before_it_is_used() -> None:
     with pytest.raises(InvalidRequest, match="--resp"):
         RespCallers("nowhere", LoadSpec(), timeout_s=30)
     with pytest.raises(InvalidRequest, match="without user or password") as raised:

@@ -125,7 +125,7 @@ def test_after_a_second_interrupt_no_load_reaches_the_stopping_cluster(tmp_path:
     ("module", "words"),
     [(drill, []), (drill, ["--nemesis"]), (ring_drill, [])],
 )
-def test_a_drill_without_requirements_does_not_pass(
+def test_drill_without_requirements_does_not_pass(
     module: Any, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["drill", "--only", "kils", *words])
@@ -137,7 +137,7 @@ def test_a_drill_without_requirements_does_not_pass(
     assert "kils" in capsys.readouterr().err
 
 
-async def test_a_server_that_ends_ends_the_measurement_of_a_budget() -> None:
+async def test_server_that_ends_ends_the_measurement_of_a_budget() -> None:
     """It read the end of the stream in an endless loop."""
 
     async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -11,7 +11,7 @@ from kvstore.errors import Unavailable
 from loadtest import snapshot_demo
 
 
-def test_a_demo_that_fails_leaves_no_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_demo_that_fails_leaves_no_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     used: list[Path] = []
 
     def run(demo: snapshot_demo.Demo) -> bool:

@@ -18,7 +18,7 @@ from tests.waiting import PATIENCE_S, wait_until
 
 T = TypeVar("T")
 SESSION_S = 40
-"""Timeout of sessions with real servers that must not expire although the test may stand still for some seconds."""
+"""Timeout of sessions with real servers that must not expire although the test may pause for some seconds."""
 
 
 class Driver(Protocol):

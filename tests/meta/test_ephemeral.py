@@ -136,7 +136,7 @@ async def test_node_of_others_is_not_removed(store: FaultyStore, other: MemorySt
 async def test_node_is_checked_periodically_without_a_hint(
     store: FaultyStore, nursery: TestNursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ephemeral, "LOOK_AGAIN_S", 0)
+    monkeypatch.setattr(ephemeral, "CHECK_S", 0)
 
     class Deaf(FaultyStore):
         def watch(self, path: str, changed: object) -> object:  # type: ignore[override]
@@ -207,7 +207,7 @@ async def test_repeatedly_replaced_node_is_put_back_ever_more_rarely(
         await let_run()
         assert await held(store) == (b"mine", True)
     assert rests == [0.2, 0.4, 0.8, 1.6]
-    monkeypatch.setattr(ephemeral, "LOOK_AGAIN_S", 0.01)
+    monkeypatch.setattr(ephemeral, "CHECK_S", 0.01)
     await kept.publish(b"still mine")  # a hint; from then on nobody touches the node for that long
     await wait_until(lambda: has_calmed(kept))
     await be_replaced(store)

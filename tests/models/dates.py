@@ -6,7 +6,8 @@ A date is an offset from the true time, which advances in steps of one. JUMP is 
 allow. One lock is granted at a moment that the search chooses, and one pin is made with a deadline.
 
 Promises: the lock's owner relies on the lock for OWNER, and the store does not give the lock away before. The pin stays
-until its deadline. A key does not outlive its time to live where record time is ahead of the date.
+until its deadline. A key does not outlive its time to live where record time is ahead of the date, which one case
+checks.
 
 Not promised: anything after servers without a date found no server with a date and believed wrong wall clocks. The
 search also does not cut a server off while another server's clock misses time: the others cannot tell it which date is
@@ -23,13 +24,17 @@ from typing import NamedTuple
 from tests.models.search import Broken
 
 SERVERS = range(3)
+DEAF = 3
 MAJORITY = 2
 JUMP, BOUND = 10, 2
 RATE_STEPS = 2
 """Number of steps in which the date moves towards the wall clocks by one."""
 OWNER, MARGIN, GRACE = 2, 1, 1
 TTL = OWNER + MARGIN + GRACE
-TIME_MAX, TIME_MAX_AHEAD = 3, 6
+TIME_MAX, TIME_MAX_AHEAD, TIME_MAX_CUT = 3, 6, 5
+SILENT, TOGETHER = 1, 0
+"""Maximum distance that the date moves towards wall clocks while a server is silent or apart, and the distance from
+which on the date of a server that is sure is apart."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,13 @@ class Rules:
     """P28: no server steps its date to wall clocks, not even to those of a majority."""
     is_slow: bool = True
     """P28: the date moves towards the wall clocks of a majority at a bounded rate."""
+    stays_near_silent: bool = True
+    """P28: while a server is silent, the date moves towards wall clocks by SILENT at most."""
+    stays_near_apart: bool = True
+    """P28: a server that is sure and has another date counts as silent, because it may receive no answers."""
+    new_date_stays: bool = True
+    """P28: a process that starts, or takes the date of another server, does not move its date until all servers
+    answer."""
     first_from_dated: bool = True
     """P28: a process takes its first date from a server that has one, not from wall clocks."""
     survives_restarts: bool = True
@@ -70,6 +82,9 @@ class Server(NamedTuple):
     """The server has no date because of a reboot."""
     is_confirmed: bool = True
     """A majority has shared its date since this process began, or since its clocks last diverged."""
+    moved: int | None = 0
+    """Distance that the date has moved since a server became silent. None: it may not move until all servers
+    answer."""
 
 
 class State(NamedTuple):
@@ -78,7 +93,8 @@ class State(NamedTuple):
     servers: tuple[Server, ...] = (Server(), Server(), Server())
     now: int = 0
     cut: int = 0
-    """1: the first server and the others do not reach each other; 2: for a long time."""
+    """1: the first server and the others do not reach each other; 2: for a long time. 3: the first server receives no
+    answers, and the others receive its answers."""
     only: int | None = None
     """The only server that can lead the partition: the others have no replica, or a damaged one."""
     leader: int | None = 0
@@ -94,7 +110,7 @@ class State(NamedTuple):
     """1: a server that was alone believes its wrong wall clock; 2: a majority without a date believes wrong wall
     clocks."""
     grants: str = "lock"
-    """"lock" or "pin"."""
+    """"lock", "pin", or "key": a lock whose key is also not shown after its time to live."""
     may_sleep: bool = False
     time_max: int = TIME_MAX
     jumps: int = 2
@@ -126,7 +142,7 @@ class Model:
             if state.leader is not None:
                 yield "only the leader can lead", state._replace(only=state.leader, cuts=state.cuts - 1)
         if state.cut:
-            yield "the cut ends", state._replace(cut=0)
+            yield "the cut ends", self._together_again(state._replace(cut=0))
         if state.cut == 1:
             yield "the cut lasts", state._replace(cut=2)
         yield from self._clocks(state)
@@ -171,15 +187,18 @@ class Model:
         after = state._replace(starts=state.starts - 1)
         for number in SERVERS:
             one = _unled(after, number)
-            yield f"{number} restarts", _put(one, number, self._restarted(state.servers[number]))
+            yield f"{number} restarts", _put(one, number, self._restarted(state, state.servers[number]))
             yield f"{number} is rebooted", _put(one, number, _rebooted(state.servers[number]))
-        servers = tuple(map(self._restarted, state.servers))
+        servers = tuple([self._restarted(state, each) for each in state.servers])
         yield "all restart", after._replace(leader=None, servers=servers)
         yield "all are rebooted", after._replace(leader=None, servers=tuple(map(_rebooted, state.servers)))
 
-    def _restarted(self, server: Server) -> Server:
+    def _moved_at_first(self, state: State) -> int | None:
+        return None if state.cut and self.rules.new_date_stays and self.rules.stays_near_silent else 0
+
+    def _restarted(self, state: State, server: Server) -> Server:
         date = server.date if self.rules.survives_restarts else None
-        return server._replace(date=date, believed=None, is_confirmed=False)
+        return server._replace(date=date, believed=None, is_confirmed=False, moved=self._moved_at_first(state))
 
     def _pass_time(self, state: State) -> State:
         now = state.now + 1
@@ -193,9 +212,35 @@ class Model:
         if server.date is None or walls.count(wall) < MAJORITY:
             return server
         most = 1 if self.rules.is_slow else JUMP
-        return server._replace(date=server.date + max(-most, min(most, wall - server.date)))
+        way = max(-most, min(most, wall - server.date))
+        if self.rules.stays_near_silent and not self._are_together(state, number):
+            if server.moved is None:
+                return server
+            way = max(-SILENT, min(SILENT, server.moved + way)) - server.moved
+            server = server._replace(moved=server.moved + way)
+        elif server.moved:
+            server = server._replace(moved=0)
+        return server._replace(date=server.date + way)
+
+    def _are_together(self, state: State, number: int) -> bool:
+        """Return True if all servers answer, and none that is sure has another date."""
+        date = state.servers[number].date
+        others = self._reached(state, number)
+        sure = [state.servers[other].date for other in others if self._is_sure(state, other)]
+        is_apart = any(date is not None and each is not None and abs(each - date) > TOGETHER for each in sure)
+        is_apart = is_apart and self._is_sure(state, number) and self.rules.stays_near_apart
+        return len(others) == len(SERVERS) - 1 and not is_apart
+
+    def _together_again(self, state: State) -> State:
+        servers = [
+            server._replace(moved=0) if self._are_together(state, number) else server
+            for number, server in enumerate(state.servers)
+        ]
+        return state._replace(servers=tuple(servers))
 
     def _reached(self, state: State, number: int) -> list[int]:
+        if state.cut == DEAF:
+            return [other for other in SERVERS if other != number and number]
         return [other for other in SERVERS if other != number and not (state.cut and 0 in (number, other))]
 
     def _heard(self, state: State, number: int) -> list[Server]:
@@ -210,12 +255,13 @@ class Model:
 
     def _first(self, state: State, server: Server, heard: list[Server]) -> Server | None:
         if self.rules.first_from_dated and (dated := self._dated(heard)):
-            return Server(server.wall, self._best(server, heard, dated), is_confirmed=False)
+            date = self._best(server, heard, dated)
+            return Server(server.wall, date, is_confirmed=False, moved=self._moved_at_first(state))
         is_cut = state.cut == 2 or not self.rules.waits_for_silent
         is_heard_out = len(heard) == len(SERVERS) - 1 or is_cut
         agree = 1 + [each.wall for each in heard].count(server.wall)
         if is_heard_out and (agree >= MAJORITY or (heard and not self.rules.majority_of_walls)):
-            return Server(server.wall, server.wall)
+            return Server(server.wall, server.wall, moved=self._moved_at_first(state))
         is_alone = is_cut and not heard and server.believed is None
         return server._replace(believed=server.wall) if is_alone else None
 
@@ -244,7 +290,7 @@ class Model:
         if not self._is_sure(state, number):
             later = [date for date in self._dated(heard) if date > server.date + BOUND]
             if supported := [date for date in later if self._has_majority(server, heard, date)]:
-                return server._replace(date=supported[-1])
+                return server._replace(date=supported[-1], moved=self._moved_at_first(state))
         near = 1 + sum(_near(each.date, server.date) for each in heard)
         return server._replace(is_confirmed=server.is_confirmed or near >= MAJORITY)
 
@@ -283,7 +329,7 @@ class Model:
             granted, expiry = state.lock
             if not state.lost and time >= expiry and state.now < granted + self.owner:
                 yield "gives it to another", Broken(f"held twice at {state.now}, granted at {granted}")
-            elif not state.lost and time < expiry and state.now > granted + TTL and state.time_max > TIME_MAX:
+            elif not state.lost and time < expiry and state.now > granted + TTL and state.grants == "key":
                 yield "shows it", Broken(f"there at {state.now}, granted at {granted}")
             else:
                 yield "looks at it", acted
@@ -369,6 +415,12 @@ def _put(state: State, number: int, server: Server) -> State:
     return state._replace(servers=(*servers[:number], server, *servers[number + 1 :]))
 
 
-AHEAD = State(record=JUMP, only=0, jumps=0, starts=0, cuts=0, time_max=TIME_MAX_AHEAD)
+AHEAD = State(record=JUMP, only=0, jumps=0, starts=0, cuts=0, time_max=TIME_MAX_AHEAD, grants="key")
 """A log whose record time is ahead, written by an older version or by servers that had lost their date. A new leader
 does not know the age of the last entry, so there is only one such state."""
+
+_WRONG = Server(wall=JUMP)
+ONE_WAY = State((Server(), _WRONG, _WRONG), cut=DEAF, jumps=0, cuts=0, time_max=TIME_MAX_CUT, starts=0)
+"""The same, but the others receive the answers of the first server."""
+LONG_CUT = State((Server(), _WRONG, _WRONG), cut=2, jumps=0, cuts=0, time_max=TIME_MAX_CUT)
+"""A server has been silent for a long time and leads, and the wall clocks of the others have jumped."""

@@ -28,12 +28,15 @@ S = TypeVar("S", bound=Hashable)
 Steps = Callable[[S], Iterator[tuple[str, S | Broken]]]
 
 
-def search(first: S, steps: Steps[S], *, states_max: int) -> Found:
-    """Search all states. Raises AssertionError if there are more than `states_max`."""
+def search(first: S, steps: Steps[S], *, states_max: int, above: Callable[[S], S] | None = None) -> Found:
+    """Search all states. Raises AssertionError if there are more than `states_max`. `above` returns, for a state, one
+    in which at least the same can happen; a state is left out if that one has been found."""
     before: dict[S, tuple[S, str] | None] = {first: None}
     waiting = deque([first])
     while waiting:
         state = waiting.popleft()
+        if above is not None and above(state) in before:
+            continue
         for label, after in steps(state):
             if isinstance(after, Broken):
                 return Found(len(before), [*_way(before, state), f"{label}: {after.what}"])

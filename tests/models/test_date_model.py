@@ -7,15 +7,18 @@ from dataclasses import fields, replace
 
 import pytest
 
-from tests.models.dates import AHEAD, Model, Rules, State
+from tests.models.dates import AHEAD, LONG_CUT, ONE_WAY, Model, Rules, State
 from tests.models.search import search
 
 RESTARTS, CUT, BOTH, PIN = "restarts", "a cut", "restarts and a cut", "a pin"
+SILENT, DEAF = "a long cut and restarts", "a long cut in one direction"
 CASES = {
     RESTARTS: (State(cuts=0, may_sleep=True), 59_752),
-    CUT: (State(starts=0), 40_556),
-    BOTH: (State(jumps=1), 64_455),
-    PIN: (State(jumps=1, grants="pin"), 39_330),
+    CUT: (State(starts=0), 43_050),
+    BOTH: (State(jumps=1), 105_350),
+    PIN: (State(jumps=1, grants="pin"), 65_100),
+    SILENT: (LONG_CUT, 90_108),
+    DEAF: (ONE_WAY, 3_081),
     "a log that is ahead": (AHEAD, 91),
 }
 """A first state, and the number of states that follow, treating states that differ only in server names as equal. In
@@ -24,6 +27,9 @@ search shows."""
 NEEDED_FOR = {
     "elapsed_time_decides": CUT,
     "is_slow": CUT,
+    "stays_near_silent": SILENT,
+    "stays_near_apart": DEAF,
+    "new_date_stays": SILENT,
     "first_from_dated": RESTARTS,
     "doubtful_does_not_lead": RESTARTS,
     "owner_counts_less": CUT,

@@ -66,7 +66,22 @@ def test_each_alert_has_a_severity_and_advice() -> None:
     assert len(alerts()) == RULES.count("- alert: ") > 30
     for alert in RULES.split("- alert: ")[1:]:
         assert re.search(r"labels: \{severity: (page|ticket)\}", alert), alert
-        assert re.search(r"\n {10}summary: .+\n {10}do: .+", alert), alert
+        assert re.search(r"\n {10}summary: .+\n {10}do: .+\n {10}runbook: .+", alert), alert
+
+
+def headings(page: str) -> set[str]:
+    """Return the anchors of the headings of a guide, as the site makes them."""
+    titles = re.findall(r"^##+ (.+)$", page, re.MULTILINE)
+    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower()) for title in titles}
+
+
+def test_runbook_of_each_alert_is_a_guide_and_a_heading_in_it() -> None:
+    runbooks = re.findall(r"\n {10}runbook: (.+)", RULES)
+    assert len(runbooks) == len(alerts())
+    for runbook in runbooks:
+        path, _, anchor = runbook.partition("#")
+        assert re.fullmatch(r"docs/how-to/[\w-]+\.md", path), runbook
+        assert not anchor or anchor in headings((ROOT / path).read_text(encoding="utf-8")), runbook
 
 
 def test_each_alert_has_unit_tests_with_and_without_firing() -> None:

@@ -20,7 +20,7 @@ from tests.source import ROOT, sources
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 BASE = [Requirement(line) for line in PROJECT["dependencies"]]
 HEAVY = {
-    "aiohttp", "crc32c", "kazoo", "prometheus_client", "psutil", "rich", "rocksdict", "structlog", "typer", "uvloop",
+    "crc32c", "httptools", "kazoo", "prometheus_client", "psutil", "rich", "rocksdict", "structlog", "typer", "uvloop",
 }  # fmt: skip
 
 ALONE = """

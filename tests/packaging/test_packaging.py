@@ -29,7 +29,7 @@ from kvstore.server.config import NodeConfig
 from kvstore.server.http import listener
 from kvstore.server.node import FILES_MIN, STOP_TIMEOUT_S
 from tests.certificates import Files
-from tests.cli.test_help import TREE
+from tests.cli.test_main_help import TREE
 from tests.source import ROOT
 from tests.waiting import wait_until_blocking
 
@@ -341,7 +341,7 @@ def test_health_check_asks_the_listening_address(host: str, words: tuple[str, ..
     def code(port: int) -> int:
         return subprocess.run([*command, str(port), *words], capture_output=True, check=False).returncode
 
-    with answering(host=host) as port:  # in a process that may stand still for the two seconds that it is given
+    with answering(host=host) as port:  # in a process that may pause for the two seconds that it is given
         wait_until_blocking(lambda: code(port) == 0, what="the answer of who listens there")
 
 

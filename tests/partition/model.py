@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import astuple
+
 from kvstore.errors import ConditionFailed, InvalidRequest, StoreError
 from kvstore.partition.state.commands import Code, Flag, Op, Record, RequestId
 from kvstore.ring.hashing import token_of
@@ -28,16 +30,16 @@ class Model:
 
     def apply(self, op: Op) -> Any:
         """Return the result of an operation; an error if it is refused."""
-        request: RequestId | None = op[-1]
+        request: RequestId | None = op.request
         if request is None:
             return self._try(op)
-        name = (request.client, request.sequence, op[1])
+        name = (request.client, request.sequence, op.key)
         if name not in self.done:
             before = self.seq
             result = self._try(op)
             if isinstance(result, StoreError):
                 return result
-            if self.seq == before or op[0] == Code.DELETE_RANGE:
+            if self.seq == before or op.code == Code.DELETE_RANGE:
                 self.seq += 1
             self.done[name] = result
         return self.done[name]
@@ -45,9 +47,9 @@ class Model:
     def _try(self, op: Op) -> Any:
         before = (dict(self.records), self.seq)
         try:
-            return getattr(self, "_" + Code(op[0]).name.lower())(*op[1:])
+            return getattr(self, "_" + Code(op.code).name.lower())(*astuple(op))
         except StoreError as error:
-            if op[0] == Code.BATCH:
+            if op.ops:
                 self.records, self.seq = before
             return error
 
@@ -160,8 +162,18 @@ class Model:
         results: list[Any] = []
         for op in ops:
             result = self._try(op)
-            if isinstance(result, StoreError) and (not flags & Flag.INDEPENDENT or op[0] == Code.CHECK):
+            if isinstance(result, StoreError) and (not flags & Flag.INDEPENDENT or op.code == Code.CHECK):
                 raise result
+            results.append(result)
+        return results
+
+    def _transact(self, key: bytes, ops: tuple[Op, ...], flags: int, request: Any) -> Any:
+        """Return the results. A model is one partition, so positions are not part of the answer."""
+        results: list[Any] = []
+        for op in ops:
+            result = self._try(op)
+            if isinstance(result, StoreError) and (not flags & Flag.INDEPENDENT or op.code == Code.CHECK):
+                raise ConditionFailed(result.version, op.key) if isinstance(result, ConditionFailed) else result
             results.append(result)
         return results
 
@@ -192,7 +204,7 @@ class Model:
     def read(self, op: Op, now_ms: int) -> Any:
         """Return the answer to a read. Scans are compared by their contents, without page bounds."""
         visible = self.visible(now_ms)
-        match op:
+        match (op.code, *astuple(op)):
             case (Code.GET, key, *_):
                 return visible.get(key)
             case (Code.META, key, *_):

@@ -30,6 +30,18 @@ TIME_MS = 1_700_000_000_000
 BASE_S = 1000.0
 
 
+class _Waits(str):
+    """The missing result of an operation. It has no parts, so that no test mistakes it for a tuple."""
+
+    __slots__ = ()
+
+    def __getitem__(self, place: object) -> str:
+        raise AssertionError("the operation waits")
+
+
+_WAITS = _Waits("waits")
+
+
 class FakeLog:
     """A LeaderLog whose appended entries stay in flight until the test decides their fate."""
 
@@ -113,8 +125,9 @@ class Partition(Unjudged):
         engine: Engine | None = None,
         seed: int = 0,
         partition: PartitionId = P1,
+        loop: SimLoop | None = None,
     ) -> None:
-        self.loop = SimLoop(Random(seed))
+        self.loop = loop or SimLoop(Random(seed))
         self.config = config or PartitionConfig(expiry_sweep_s=0, lease_ms=500)
         self.engine = engine or MemoryEngine()
         self.state = ReplicaState(partition, self.engine, self.config)
@@ -206,7 +219,7 @@ class Partition(Unjudged):
 
     def result(self, token: int) -> Any:
         """Return the operation's result; the string "waits" while it has none."""
-        return self.caller.results.get(token, "waits")
+        return self.caller.results.get(token, _WAITS)
 
     def acknowledge(self, count: int = 1) -> None:
         self.log.acknowledge(count)

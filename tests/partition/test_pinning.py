@@ -10,12 +10,13 @@ from typing import Any, cast
 
 import pytest
 
+from kvstore import versions
 from kvstore.env.beat import Beat
 from kvstore.env.real import real_env
-from kvstore.errors import OutcomeUnknown
+from kvstore.errors import OutcomeUnknown, Unavailable
 from kvstore.partition import in_time, pinning
 from kvstore.partition.config import PartitionConfig
-from kvstore.partition.pinning import EXPIRE_S, IDLE_S, Pinning
+from kvstore.partition.pinning import EXPIRE_S, IDLE_S, NUMBERED_SINCE, Pinning
 from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.marks import MarkRecord
 from kvstore.partition.state.state import ReplicaState
@@ -65,3 +66,15 @@ async def test_answer_ends_when_it_waits_for_a_stuck_entry(tmp_path: Path, monke
     one = Pinning(real_env(tmp_path), P1, state, *cast(Any, (lambda: leader, pins)))
     with pytest.raises(OutcomeUnknown, match="p1: pin-renew took longer"):
         await one.answer(pinning.RENEW, pinning.encode(pinning.PinRequest("pin", 1_000)))
+
+
+# docs/protocol.md Tx13
+@pytest.mark.parametrize(("version", "number"), [(versions.FIRST, 5), (NUMBERED_SINCE, 0)])
+async def test_pin_has_a_number_exactly_if_the_log_may_have_transactions(
+    tmp_path: Path, version: int, number: int
+) -> None:
+    state = ReplicaState(P1, MemoryEngine(), PartitionConfig())
+    state.log_version = version
+    one = Pinning(real_env(tmp_path), P1, state, lambda: cast(Any, object()), cast(Any, None))
+    with pytest.raises(Unavailable, match="take it again"):
+        await one.answer(pinning.TAKE, pinning.encode(pinning.PinRequest("pin", 1_000, 0, number)))

@@ -7,6 +7,7 @@ import pytest
 from kvstore.errors import Corrupted
 from kvstore.proto.digest import EntryDigest, master_key
 from kvstore.types import NO_ENTRY, DigestType, EntryId, LedgerId
+from tests.bits import flipped
 
 L = LedgerId(7)
 E0 = EntryId(0)
@@ -78,9 +79,3 @@ def test_packet_of_another_ledger_or_entry_is_refused() -> None:
 def test_short_packet_is_refused(size: int) -> None:
     with pytest.raises(Corrupted, match=f"{size} bytes"):
         EntryDigest(DigestType.CRC32C).open(L, E0, b"\0" * size)
-
-
-def flipped(data: bytes, bit: int) -> bytes:
-    changed = bytearray(data)
-    changed[bit // 8] ^= 1 << bit % 8
-    return bytes(changed)

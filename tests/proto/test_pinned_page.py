@@ -53,6 +53,16 @@ def test_pinned_page_without_expired_records_returns_all() -> None:
     assert list(SplitPage.of(made(records, time_ms=0)).rows()) == records
 
 
+def test_arrow_has_nulls_for_deleted_keys() -> None:
+    keys = [rows.data_key(key) for key in (b"a", b"b", b"c")]
+    stored = [rows.encode_record(b"v", 7, 5, 9, 0), pinned_page.deleted(8, 9), rows.encode_record(b"", 9, 9, 9, 0)]
+    page = SplitPage.of(pinned_page.encode(keys, stored, 0, keys[-1], ends=True))
+    table = batch_of(page, "p1").to_pydict()
+    assert table["value"] == [b"v", None, b""]
+    assert (table["version"], table["created_version"]) == ([7, 8, 9], [5, 0, 9])
+    assert [row.is_deleted for row in page.rows()] == [False, True, False]
+
+
 @pytest.mark.parametrize("records", [drawn(3, 500), drawn(4, 1), [], [PinnedRow(b"a", b"", 1, 1, 1, 0)]])
 def test_arrow_has_the_same_records(records: list[PinnedRow]) -> None:
     batch = batch_of(SplitPage.of(made(records)), "p1")

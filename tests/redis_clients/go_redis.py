@@ -20,7 +20,7 @@ from tests.redis_clients.judge import PLACE, TIMEOUT_S, judge
 VERSION = "v9.23.0"
 CHOSEN = "[ ^]Commands (server|keys|scanning|strings|marshaling|json marshaling|Eval)|[ ^]Tx |[ ^]pipelining "
 NOT_CHOSEN = "Cluster|Ring|TLS"
-"""Tests that need several servers, at ports of their own."""
+"""Tests that need several servers, at their own ports."""
 
 EXCUSED = {
     "should Wait": "wants no replica to have a write; here two have it",

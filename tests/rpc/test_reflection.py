@@ -60,11 +60,12 @@ async def test_both_versions_answer_alike(channel: grpc.aio.Channel, question: d
 async def test_listed_services_can_be_described(channel: grpc.aio.Channel) -> None:
     stub = reflection_pb2_grpc.ServerReflectionStub(channel)
     call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
-    listed = {each.name for each in (await call.read()).list_services_response.service}
+    first: Any = await call.read()
+    listed = {each.name for each in first.list_services_response.service}
     assert {"kvstore.v1.KV", "grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"} < listed
     for name in sorted(listed):
         request = reflection_pb2.ServerReflectionRequest(file_containing_symbol=name)
-        answer = await stub.ServerReflectionInfo(iter([request])).read()
+        answer: Any = await stub.ServerReflectionInfo(iter([request])).read()
         files = answer.file_descriptor_response.file_descriptor_proto
         assert files, name
         assert answer.original_request == request

@@ -8,7 +8,17 @@ import pytest
 
 from kvstore import errors
 from kvstore.rpc.channels import channel_options, server_options
-from kvstore.rpc.status import FIELDS, STATUS, abort, describe, from_rpc_error, http_status, reason_of, restore
+from kvstore.rpc.status import (
+    FIELDS,
+    STATUS,
+    abort,
+    connection_fault,
+    describe,
+    from_rpc_error,
+    http_status,
+    reason_of,
+    restore,
+)
 from tests.waiting import PATIENCE_S
 
 
@@ -43,7 +53,9 @@ def test_error_with_fields_is_listed_in_fields() -> None:
 
 
 def test_http_status_is_429_or_503_for_retryable_errors() -> None:
+    """A conflict is another matter: not the request has to be sent again, but the transaction run again."""
     statuses = {kind: http_status(an_error(kind)) for kind in of_the_tree() if issubclass(kind, errors.Retryable)}
+    assert statuses.pop(errors.Conflict) == 409
     assert statuses[errors.NoSuchPin] == 503
     assert set(statuses.values()) <= {429, 503}
 
@@ -56,9 +68,23 @@ def same(a: errors.StoreError, b: errors.StoreError) -> bool:
     )
 
 
-@pytest.mark.parametrize("kind", sorted(STATUS, key=lambda kind: kind.__name__))
+@pytest.mark.parametrize("kind", sorted(of_the_tree(), key=str))
 def test_error_is_restored_from_its_description(kind: type[errors.StoreError]) -> None:
     assert same(restore(*describe(an_error(kind))), an_error(kind))
+
+
+@pytest.mark.parametrize("key", [b"k", b"\xff\0/%", b"x" * 1_024])
+def test_condition_of_a_transaction_names_its_key(key: bytes) -> None:
+    restored = restore(*describe(errors.ConditionFailed(7, key)))
+    assert isinstance(restored, errors.ConditionFailed)
+    assert (restored.version, restored.key) == (7, key)
+    assert repr(key)[:90] in str(restored)
+
+
+def test_condition_without_a_key_is_sent_as_before() -> None:
+    assert describe(errors.ConditionFailed(7)).metadata == {"version": "7"}
+    too_long = describe(errors.ConditionFailed(7, b"x" * 1_025))
+    assert too_long.metadata == {"version": "7"}, "trailing metadata is limited to 8 KiB"
 
 
 def test_unknown_subclass_is_sent_as_nearest_known_class() -> None:
@@ -121,6 +147,35 @@ async def test_call_that_reached_no_server_was_not_sent() -> None:
     error = from_rpc_error(failure)
     assert type(error) is errors.Unavailable
     assert str(error) == "no connection to 127.0.0.1:1: Connection refused"
+
+
+@pytest.mark.parametrize(
+    ("reason", "hint"),
+    [
+        ("Failed parsing HTTP/2 (Expected SETTINGS frame as the first frame, got frame type 82)", "name the gRPC port"),
+        ("Tls handshake failed: error:100000f7:SSL routines:OPENSSL_internal:WRONG_VERSION_NUMBER", "does not use TLS"),
+    ],
+)
+def test_connection_to_another_kind_of_port_gets_a_hint(reason: str, hint: str) -> None:
+    text = f"failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:6401: {reason}"
+    fault = connection_fault(text)
+    assert fault.startswith(f"no connection to 127.0.0.1:6401: {reason}; ")
+    assert hint in fault
+
+
+async def test_error_of_a_tls_client_says_that_the_server_uses_no_tls() -> None:
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    credentials = grpc.ssl_channel_credentials()
+    try:
+        async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options=channel_options()) as channel:
+            with pytest.raises(grpc.RpcError) as caught:
+                await channel.unary_unary("/test/Raise")(b"", timeout=PATIENCE_S)
+    finally:
+        await server.stop(None)
+    failure: Any = caught.value
+    assert "the port does not use TLS" in str(from_rpc_error(failure))
 
 
 def test_call_without_timely_answer_is_unknown() -> None:

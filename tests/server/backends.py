@@ -8,17 +8,20 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from kvstore import versions
 from kvstore.env.ports import Env
 from kvstore.env.real import real_env
-from kvstore.errors import NotLeader, StoreError
+from kvstore.errors import InvalidRequest, NotLeader, StoreError
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.leader import Leader
-from kvstore.partition.state.commands import NOT_NOW, Code, NotNow, Op, Sink, get
+from kvstore.partition.state.commands import NOT_NOW, Code, Get, NotNow, Op, Sink, Transact
 from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.state import ReplicaState
+from kvstore.partition.transactions.limits import check_transaction
 from kvstore.ring.builder import new_ring
 from kvstore.ring.hashing import tokens_of
 from kvstore.server.cluster.topology import ClusterTopology
+from kvstore.server.routing.read_transaction import only_reads_several, read_together
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, Seq, ServerId
 from kvstore.wal.ports import AppendDone
 from tests.waiting import PATIENCE_S
@@ -78,6 +81,7 @@ class LedPartition:
         self.id = partition
         config = PartitionConfig(lease_ms=60_000, expiry_sweep_s=0)
         self.state = ReplicaState(partition, MemoryEngine(), config)
+        self.state.log_version = versions.LATEST
         self.log = MemoryLog(env)
         self.leader = Leader(env, config, self.state, self.log, lambda _: None)
         self.is_up = True
@@ -127,6 +131,15 @@ class OneServer:
         state = self.partitions[partition].state
         return state.seq, state.record_time_ms
 
+    def refuses(self, op: Transact, sink: Sink, token: int) -> bool:
+        """Refuse a transaction that a dispatcher refuses."""
+        try:
+            check_transaction(op, self.topology.ring.partition_of)
+        except InvalidRequest as error:
+            asyncio.get_running_loop().call_soon(self._fail, sink, token, error)
+            return True
+        return False
+
     def submit(
         self,
         ops: Sequence[Op],
@@ -136,18 +149,26 @@ class OneServer:
         partition: PartitionId | None = None,
     ) -> None:
         self.submitted += ops
+        if isinstance(ops[0], Transact):
+            if self.refuses(ops[0], sink, tokens[0]):
+                return None
+            if only_reads_several(ops[0], self.topology.ring.partition_of):
+                return read_together(self, ops[0], sink, tokens[0], ring_version)
         together: dict[PartitionId, tuple[list[Op], list[int]]] = {}
         for op, token in zip(ops, tokens, strict=True):
             if self.failure is not None:
                 asyncio.get_running_loop().call_soon(self._fail, sink, token, self.failure)
-            elif self.held_reads is not None and op[0] in (Code.GET, Code.META):
+            elif self.held_reads is not None and op.code in (Code.GET, Code.META):
                 self.held_reads.append((op, sink, token))
             else:
-                some, numbers = together.setdefault(partition or self.topology.ring.partition_of(op[1]), ([], []))
+                some, numbers = together.setdefault(partition or self.topology.ring.partition_of(op.key), ([], []))
                 some.append(op)
                 numbers.append(token)
         for owner, (some, numbers) in together.items():
             self.partitions[owner].submit(some, sink, numbers)
+
+    def submit_uncharged(self, op: Op, sink: Sink, token: int, ring_version: int = 0) -> None:
+        self.partitions[self.topology.ring.partition_of(op.key)].submit((op,), sink, (token,))
 
     def read_now(self, keys: list[bytes]) -> list[bytes | None] | NotNow:
         owners = self.topology.ring.partitions_of(keys)
@@ -155,7 +176,7 @@ class OneServer:
             return NOT_NOW
         found = self.partitions[owners[0]].read_now(keys, tokens_of(keys), self._now())
         if found is not NOT_NOW:
-            self.submitted += map(get, keys)
+            self.submitted += map(Get, keys)
         return found
 
     def _fail(self, sink: Sink, token: int, error: StoreError) -> None:
@@ -174,7 +195,7 @@ class OneServer:
     def do_held_reads(self) -> None:
         held, self.held_reads = self.held_reads or [], None
         for op, sink, token in held:
-            self.partitions[self.topology.ring.partition_of(op[1])].submit((op,), sink, (token,))
+            self.partitions[self.topology.ring.partition_of(op.key)].submit((op,), sink, (token,))
 
     def stop(self) -> None:
         for each in self.partitions.values():

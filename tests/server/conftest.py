@@ -3,8 +3,13 @@ their own."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from pathlib import Path
+
 import pytest
 
+from kvstore.env import Env
+from kvstore.env.real import real_env
 from kvstore.server.feed import feeds
 from kvstore.server.grpc import ring_admin
 from kvstore.server.peer import abandoned, link, links
@@ -23,3 +28,10 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeds, "OPEN_S", PATIENCE_S)
     for limit in ("ASK_S", "ASK_FOR_STATUS_S"):
         monkeypatch.setattr(ring_admin, limit, PATIENCE_S)
+
+
+@pytest.fixture
+async def env(tmp_path: Path) -> AsyncIterator[Env]:
+    made = real_env(tmp_path)
+    yield made
+    await made.nursery.close()

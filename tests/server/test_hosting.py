@@ -19,6 +19,7 @@ from kvstore.server import hosting as module
 from kvstore.server.hosting import Hosting
 from kvstore.server.status.node_report import replica_report
 from kvstore.types import PartitionId, ServerId
+from kvstore.versions import LATEST
 from tests.meta.drivers import LaggingStore
 from tests.partition.effects import Writer
 from tests.waiting import wait_until
@@ -51,7 +52,7 @@ async def test_replica_written_by_newer_release_is_blocked_alone() -> None:
     engines = {each: MemoryEngine() for each in (P1, P2)}
     ReplicaState(P1, engines[P1], PartitionConfig()).apply(Writer(1).put(a="1"))
     batch = engines[P1].batch()
-    batch.put(rows.VERSION_KEY, rows.encode_version(9))
+    batch.put(rows.VERSION_KEY, rows.encode_version(LATEST + 7))
     engines[P1].write(batch)
     hosting._hosted, hosting._blocked, hosting._open_engine = {}, {}, engines.__getitem__
     hosting._rebuild, hosting._dispatcher = print, SimpleNamespace(host=lambda *_: None)
@@ -71,7 +72,10 @@ async def test_replica_written_by_newer_release_is_blocked_alone() -> None:
     assert list(hosting.statistics()) == [P1, P2]
     report = replica_report(P1, hosting.statistics()[P1], None)
     assert (report.role, report.leader) == ("stopped", "")
-    assert "its log is written by cluster version 9, this server supports 2" in report.failure
+    assert report.failure == (
+        f"p1: its log is written by cluster version {LATEST + 7}, this server supports {LATEST}: "
+        "install a later release of kvstore"
+    )
     assert not engines[P1]._open, "its files are let go"
 
 

@@ -9,27 +9,19 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any, Protocol
 
+from msgspec.structs import replace
+
 from kvstore.errors import OutcomeUnknown, Refused, Retryable, StoreError
-from kvstore.partition.state.commands import Code, Op, RequestId
-from kvstore.partition.state.traits import APPLIES_NOTHING
+from kvstore.partition.state.commands import Check, Op, RequestId
+from kvstore.partition.state.traits import WRITES
 from kvstore.ring.ring import Ring
 from kvstore.types import PartitionId
 from tests.sim.asking.calls import Call, Doors, Frame, is_answer
-from tests.sim.judges.operations import Operation, Recorder, Status
+from tests.sim.judges.operations import Operation, Recorder, Status, changes_nothing
 from tests.sim.judges.probes import declare, probe
 from tests.sim.world.network import SimNetwork
 
 declare("client.unknown", "client.retried_after_unknown", "client.abandoned")
-
-_REQUEST_AT = {
-    Code.PUT: 6,
-    Code.DELETE: 4,
-    Code.INCREMENT: 3,
-    Code.APPEND: 3,
-    Code.EXPIRE: 4,
-    Code.BATCH: 4,
-    Code.DELETE_RANGE: 3,
-}
 
 
 class Population(Protocol):
@@ -109,15 +101,18 @@ class Worker:
 
     def _end(self, operation: Operation, status: Status, result: Any) -> None:
         self._cluster.recorder.end(operation, status, result, self._loop.time())
+        for partition, seq in operation.positions.items():
+            self.tokens[partition] = max(self.tokens.get(partition, 0), seq)
         if operation.request is not None:
             self.identity.done(operation.request)
 
     def _begin(self, op: Op, with_id: bool, partition: PartitionId | None) -> Operation:
         request = None
-        if with_id and (place := _REQUEST_AT.get(Code(op[0]))) is not None and not _changes_nothing(op):
+        # Front ends drop the request id of a batch that changes nothing (docs/protocol.md P13).
+        if with_id and op.code in WRITES and not isinstance(op, Check) and not changes_nothing(op):
             request = self.identity.next()
-            op = (*op[:place], request, *op[place + 1 :])
-        where = partition or self.ring.partition_of(op[1])
+            op = replace(op, request=request)
+        where = partition or self.ring.partition_of(op.key)
         return self._cluster.recorder.begin(self.name, op, where, self._loop.time(), request, is_keyed=not partition)
 
     async def _attempt(self, operation: Operation) -> Any:
@@ -178,9 +173,3 @@ class _Attempts:
             probe("client.abandoned")
             return Status.INFO, self._result
         return Status.FAIL, self._result
-
-
-# docs/protocol.md P13
-def _changes_nothing(op: Op) -> bool:
-    """Return True if this is a batch of reads and CHECKs only: front ends drop its request id."""
-    return bool(op[0] == Code.BATCH and op[2] and all(each[0] in APPLIES_NOTHING for each in op[2]))

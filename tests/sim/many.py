@@ -1,14 +1,16 @@
 """Play many seeds of the whole cluster and count the faults that struck: `python -m tests.sim.many [SEEDS] [FIRST]`, or
-`make sims`. `python -m tests.sim.many relist` rewrites the list of branches that are not taken.
+`make sims`. `python -m tests.sim.many relist` rewrites the list of branches that are not taken. With `--transactions`,
+play runs of transactions instead (tests/sim/transacting/swarm.py).
 
-Exits with 1 if a promise was broken. Each line of a failure names the seed for `make sim`. Also exits with 1 if
-REACH_SEEDS seeds or more never took an operation, an option or a fast path, or if the branches that BRANCH_SEEDS do not
-take differ from the list.
+Exits with 1 if a promise was broken. Each line of a failure has the command that replays it. Also exits with 1 if
+enough seeds never reached an operation, a path or a fault that they should (tests/sim/judges/reach.py), or if the
+branches that BRANCH_SEEDS do not take differ from the list.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import sys
@@ -22,15 +24,14 @@ from multiprocessing import get_context
 
 from tests.sim.judges import branches, reach
 from tests.sim.judges.operations import Status
-from tests.sim.run import run
+from tests.sim.run import Outcome, run
 from tests.sim.strikes.faults import FAULTS
+from tests.sim.transacting import swarm
 
 SEEDS_PER_TASK = 5
 TASKS_AHEAD = 4
 """Tasks queued per process, so that an interrupted run has not queued all tasks."""
 REPORT_EVERY_S = 60.0
-REACH_SEEDS = 25
-"""Number of seeds after which every operation and fast path is expected."""
 BRANCH_SEEDS = range(60)
 """The seeds that judge the branches of the machines. They are fixed, so that the list of branches that are not taken
 (tests/sim/judges/unreached.toml) is either right or wrong."""
@@ -48,7 +49,7 @@ class Tally:
     statuses: Counter[Status] = field(default_factory=Counter)
     asked: Counter[str] = field(default_factory=Counter)
     paths: Counter[str] = field(default_factory=Counter)
-    """Answered operations and taken fast paths (tests/sim/judges/reach.py)."""
+    """Answered operations and taken paths (tests/sim/judges/reach.py)."""
     arcs: branches.Arcs = field(default_factory=dict)
     """The arcs of the machines, if branches are measured."""
     failures: list[str] = field(default_factory=list)
@@ -65,9 +66,11 @@ class Tally:
         branches.merge(self.arcs, other.arcs)
 
 
-def play(seeds: range) -> Tally:
-    """Play each seed. A failure becomes a line of the tally."""
+def play(seeds: range, run: Callable[[int], Outcome] = run, replay: str = "make sim SEED=") -> Tally:
+    """Play each seed. A failure becomes a line of the tally, which begins with `replay` and the seed."""
     logging.getLogger("kvstore").setLevel(logging.CRITICAL + 1)
+    gc.collect()
+    gc.freeze()  # the collections after each run need not traverse the loaded code
     tally, before = Tally(), reach.taken()
     for seed in seeds:
         tally.seeds += 1
@@ -75,7 +78,7 @@ def play(seeds: range) -> Tally:
             outcome = run(seed)
         except Exception as error:  # noqa: BLE001 - whatever is wrong is counted
             first = f"{type(error).__name__}: {error}".partition("\n")[0]
-            tally.failures.append(f"make sim SEED={seed}  {first[:300]}")
+            tally.failures.append(f"{replay}{seed}  {first[:300]}")
             continue
         tally.virtual_s += outcome.virtual_s
         tally.struck.update(outcome.struck.keys())
@@ -84,6 +87,11 @@ def play(seeds: range) -> Tally:
         tally.asked += outcome.asked
     tally.paths = reach.taken() - before
     return tally
+
+
+def play_transactions(seeds: range) -> Tally:
+    """Play each seed as a run of transactions."""
+    return play(seeds, swarm.run, "python -m tests.sim.transacting.swarm ")
 
 
 def play_measured(seeds: range) -> Tally:
@@ -112,31 +120,35 @@ def split(seeds: range) -> tuple[range, range]:
     return BRANCH_SEEDS, range(BRANCH_SEEDS.stop, seeds.stop)
 
 
-def table(tally: Tally) -> str:
-    """Return a table of the faults with the number of seeds and strikes, and of the operations and fast paths,
+def table(tally: Tally, expected: reach.Expected) -> str:
+    """Return a table of the faults with the number of seeds and strikes, and of the expected operations and paths,
     rarest first."""
     width = max(map(len, FAULTS))
     lines = [f"{name:{width}}  {tally.struck[name]:6} seeds  {tally.strikes[name]:7} times" for name in sorted(FAULTS)]
-    for names, taken in ((reach.OPERATIONS, tally.asked), (reach.PATHS, tally.paths)):
+    for names, taken in ((expected.operations, tally.asked), (expected.paths, tally.paths)):
         lines += ["", *(f"{taken[name]:9} times  {name}" for name in sorted(names, key=lambda name: taken[name]))]
     counts = ", ".join(f"{status.value} {count}" for status, count in sorted(tally.statuses.items()))
     return "\n".join([*lines, f"operations: {counts}; {tally.virtual_s / 3600:.1f} simulated hours"])
 
 
-def main(count: int, first: int) -> int:
-    """Play `count` seeds from `first` on and print the results."""
+def main(count: int, first: int, *, transactions: bool = False) -> int:
+    """Play `count` seeds from `first` on and print the results. With `transactions`, play runs of transactions."""
     total, began = Tally(), time.monotonic()
     reported = began
     measured, others = split(range(first, first + count))
-    for tally in chain(tallies(measured, play_measured), tallies(others)):
+    if transactions:
+        measured, others = range(0), range(first, first + count)
+    work, expected = (play_transactions, reach.TRANSACTING) if transactions else (play, reach.PLAIN)
+    for tally in chain(tallies(measured, play_measured), tallies(others, work)):
         total.add(tally)
         for failure in tally.failures:
             print(failure, flush=True)
         if time.monotonic() - reported > REPORT_EVERY_S:
             reported = time.monotonic()
             print(f"{total.seeds} seeds in {reported - began:.0f} s, {len(total.failures)} violations", flush=True)
-    print(table(total))
-    missed = reach.missed(total.asked, total.paths) if total.seeds >= REACH_SEEDS else []
+    print(table(total, expected))
+    is_enough = total.seeds >= expected.seeds
+    missed = expected.missed(total.asked, total.paths, total.struck) if is_enough else []
     if measured:
         new, gone, taken = branches.judged(total.arcs)
         machines = len(branches.machines())
@@ -171,5 +183,6 @@ if __name__ == "__main__":
         "seeds", nargs="?", default=5000, type=seeds_or_relist, help="how many (default: 5000); or relist"
     )
     parser.add_argument("first", nargs="?", default=0, type=int, help="the first seed (default: 0)")
+    parser.add_argument("--transactions", action="store_true", help="play runs of transactions over partitions")
     words = parser.parse_args()
-    sys.exit(relist() if words.seeds is None else main(words.seeds, words.first))
+    sys.exit(relist() if words.seeds is None else main(words.seeds, words.first, transactions=words.transactions))

@@ -22,6 +22,7 @@ from kvstore.meta.history import verifier
 from kvstore.meta.store import MetadataStore
 from kvstore.os_errors import is_passing
 from kvstore.partition.leading import evaluate, range_delete
+from kvstore.partition.moves import mover
 from kvstore.partition.partition import Partition
 from kvstore.server import app, composition
 from kvstore.server.config import NodeConfig, Role
@@ -292,7 +293,7 @@ def check_after_each_event(machine: Router) -> None:
 
 @contextmanager
 def small_journals(knobs: Knobs) -> Iterator[None]:
-    """Let all nodes composed in the block use the bookie settings of the knobs."""
+    """Let all nodes composed in the block use the bookie settings of the knobs, and wait as briefly as they say."""
     with pytest.MonkeyPatch.context() as patch:
 
         def small(
@@ -303,6 +304,7 @@ def small_journals(knobs: Knobs) -> Iterator[None]:
 
         patch.setattr(composition, "BookieConfig", small)
         patch.setattr(verifier, "RAISE_S", RAISE_S)
+        patch.setattr(mover, "PAUSE_MAX_S", knobs.moves_rest_s)
         yield
 
 

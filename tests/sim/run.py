@@ -26,13 +26,15 @@ from tests.sim.clients import Identity, Worker
 from tests.sim.clocks.lodgers import Lodgers
 from tests.sim.cluster import Cluster
 from tests.sim.judges import checks, probes
+from tests.sim.judges.code_paths import CODE_PATHS, counting
 from tests.sim.judges.operations import Status
 from tests.sim.judges.reach import PATHS, asked
-from tests.sim.judges.roads import ROADS, counting
 from tests.sim.nodes import short_ranges, small_journals
 from tests.sim.spaces.tenants import Tenants, check_counts, drawn, metering
 from tests.sim.strikes.faults import FAULTS, Chaos, has_failed_directory
 from tests.sim.strikes.knobs import Knobs, draw, hinted, perhaps_older, perhaps_split
+from tests.sim.transacting.judging import REST_S_MAX
+from tests.sim.transacting.transactors import Transactors
 from tests.sim.upgrading.upgrades import all_risen, older_ones, upgrade, written_back
 from tests.sim.watching import watching
 from tests.sim.workloads import Workload
@@ -49,12 +51,14 @@ TTL_S = 2.0, 6.0
 SPACES_SHARE = 1 / 4
 """Share of the runs that have namespaces."""
 TENANTS = 2
+TRANSACTORS_SHARE = 1 / 3
+"""Share of the runs of several partitions that have transactions."""
 TAIL = 60
 """Number of trace events that a failure shows."""
 HELP = "Replay simulated runs of a whole cluster. A failed run names its seed."
 NAMES = (
-    "a seed, for example 17 (default: 1); fault:kill:17 lets one fault strike alone, road:a_ledger_is_rolled:17 makes "
-    "one road likely; a name that does not exist lists all of them"
+    "a seed, for example 17 (default: 1); fault:kill:17 lets one fault strike alone, path:a_ledger_is_rolled:17 makes "
+    "one code path likely; a name that does not exist lists all of them"
 )
 MORE = "With TRACE=1 in the environment, a run prints every event to standard error: time in s, node, event, details."
 
@@ -81,15 +85,19 @@ class Outcome:
 
 
 def play(name: str) -> Outcome:
-    """Play a run by its name. `17` is seed 17. `fault:kill:17` and `road:a_ledger_is_rolled:17` are seeds with knobs
+    """Play a run by its name. `17` is seed 17. `fault:kill:17` and `path:a_ledger_is_rolled:17` are seeds with knobs
     under which that fault strikes alone or that path is likely. Raises the failure of the run."""
     kind, _, rest = name.partition(":")
     of, _, number = rest.rpartition(":")
     if kind == "fault":
         return run(int(number), hinted(int(number), (of,), {}), name=name)
-    if kind == "road":
-        road = ROADS[of.replace("_", " ")]
-        return run(int(number), hinted(int(number), road.faults, road.hints) if road.is_rare else None, name=name)
+    if kind == "path":
+        code_path = CODE_PATHS[of.replace("_", " ")]
+        return run(
+            int(number),
+            hinted(int(number), code_path.faults, code_path.hints) if code_path.is_rare else None,
+            name=name,
+        )
     return run(int(name))
 
 
@@ -117,6 +125,9 @@ def _drawn(world: SimWorld) -> Knobs:
     knobs = perhaps_older(knobs, world.fork("older"))
     random = world.fork("ranges")
     knobs = replace(knobs, range_keys=random.choice((2, RANGE_KEYS_MAX, RANGE_KEYS_MAX)))
+    random = world.fork("transactors")  # older servers do not support transactions
+    if knobs.partitions > 1 and not knobs.older and random.random() < TRANSACTORS_SHARE:
+        knobs = replace(knobs, load=replace(knobs.load, transactors=random.choice((2, 3))))
     random = world.fork("spaces")  # older servers do not support namespaces
     return replace(knobs, spaces=drawn(random)) if random.random() < SPACES_SHARE and not knobs.older else knobs
 
@@ -126,7 +137,7 @@ async def _guarded(world: SimWorld, outcome: Outcome) -> None:
     cluster = Cluster(world, outcome.knobs)
     small = small_journals(outcome.knobs), short_ranges(outcome.knobs)
     meters = metering(cluster) if outcome.knobs.spaces else nullcontext()
-    with watching(cluster.logbook, cluster.rules), counting(ROADS | PATHS), small[0], small[1], meters:
+    with watching(cluster.logbook, cluster.rules), counting(CODE_PATHS | PATHS), small[0], small[1], meters:
         await until_broken(cluster, scenario(cluster, outcome))
 
 
@@ -146,6 +157,8 @@ async def scenario(cluster: Cluster, outcome: Outcome) -> None:
     older = older_ones(cluster, knobs.older)
     await cluster.found()
     await all_serve(cluster, UP_S_MAX)
+    if knobs.load.transactors:
+        await all_risen(cluster, UP_S_MAX)
     workload = Workload(cluster, world.fork("workload"), knobs.load)
     lodgers = Lodgers(cluster, TTL_S)
     users = [cluster.spawn(each, name="user") for each in workload.workers]
@@ -153,6 +166,8 @@ async def scenario(cluster: Cluster, outcome: Outcome) -> None:
     tenants = Tenants(cluster, knobs.spaces)
     await tenants.define()
     users += [cluster.spawn(each, name="tenant") for each in tenants.users(TENANTS if knobs.spaces else 0)]
+    transactors = Transactors(cluster, world.fork("transactors"), knobs.load.transactors, knobs.load.pause_s)
+    users += [cluster.spawn(each, name="transactor") for each in transactors.workers]
     begun = loop.time()
     await asyncio.sleep(CALM_S)
     chaos = Chaos(cluster, world.fork("chaos"), list(knobs.faults), knobs.pace_s)
@@ -172,6 +187,7 @@ async def scenario(cluster: Cluster, outcome: Outcome) -> None:
     workload.stop()
     lodgers.stop()
     tenants.stop()
+    transactors.stop()
     for user in users:
         await user
     succeeded = cluster.recorder.succeeded
@@ -185,6 +201,7 @@ async def scenario(cluster: Cluster, outcome: Outcome) -> None:
     if knobs.power_cut_at_end:
         await power_cut_and_up(cluster)
         await check_counts(cluster, knobs.spaces)
+    await transactors.read_all(REST_S_MAX)
     await checks.judge(cluster, search=knobs.search)
     outcome.statuses = checks.count_statuses(cluster)
     outcome.asked = asked(cluster.recorder.operations)
@@ -231,7 +248,7 @@ async def all_serve(cluster: Cluster, within_s: float) -> None:
                 key for number in range(10_000) if cluster.ring.partition_of(key := b"live%d" % number) == partition
             )
             while True:
-                done = await worker.do(commands.put(key, b"%s@%.6f" % (node.name.encode(), loop.time())), with_id=False)
+                done = await worker.do(commands.Put(key, b"%s@%.6f" % (node.name.encode(), loop.time())), with_id=False)
                 if done.status is Status.OK:
                     break
                 await asyncio.sleep(0.05)
@@ -262,19 +279,20 @@ def main(words: list[str]) -> None:
             f"answered {outcome.answered}, recovery {outcome.recovery_s:.1f} s, {dict(outcome.statuses)}, "
             f"{outcome.mutations} mutations, faults {dict(outcome.struck)}, trace {outcome.digest[:16]}"
         )
-    print(f"paths never taken: {', '.join(probes.missed()) or 'nothing'}")
+    if len(names) > 1:
+        print(f"paths never taken: {', '.join(probes.missed()) or 'nothing'}")
 
 
 def _name(text: str) -> str:
     """Return the name of a run. Raises ArgumentTypeError if `play` knows no such run."""
     kind, _, rest = text.partition(":")
     of, _, number = rest.rpartition(":")
-    known = {"fault": FAULTS.keys(), "road": {name.replace(" ", "_") for name in ROADS}}
+    known = {"fault": FAULTS.keys(), "path": {name.replace(" ", "_") for name in CODE_PATHS}}
     if text.isdecimal() or (number.isdecimal() and of in known.get(kind, ())):
         return text
     raise argparse.ArgumentTypeError(
-        f"expected a seed such as 17, fault:NAME:SEED or road:NAME:SEED, got {text!r}; "
-        f"faults: {', '.join(sorted(FAULTS))}; roads: {', '.join(sorted(known['road']))}"
+        f"expected a seed such as 17, fault:NAME:SEED or path:NAME:SEED, got {text!r}; "
+        f"faults: {', '.join(sorted(FAULTS))}; code paths: {', '.join(sorted(known['path']))}"
     )
 
 

@@ -4,8 +4,8 @@
 4. It acknowledged a write although the log could not take it. 5. Two writers got one sequence, and one of the writes
 was dropped. 6. Every replica accepted writes. 7. A deposed leader continued. 8. Leaders were chosen by numbers that may
 be stale. 9. Clocks ordered the writes, and deleted keys came back. 10. A range was deleted before it had arrived. 11.
-Keys in transit were "not found". 12. Servers had different rings, and no server noticed (tests/ring/test_first_ring.py
-tests the ring by itself).
+Keys in transit were "not found". 12. Servers had different rings, and no server noticed
+(tests/ring/test_plan_first_ring.py tests the ring by itself).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ async def value(stage: Stage, node: Node, key: bytes = b"r1") -> bytes | None:
 
 def written(done: Any) -> bytes:
     assert done.status is Status.OK, done
-    return bytes(done.op[2])
+    return bytes(done.op.value)
 
 
 # ── the log ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -125,7 +125,7 @@ def test_05_no_concurrent_write_is_dropped_even_while_a_range_moves() -> None:
 
         async def count(number: int) -> None:
             for _ in range(20):
-                found = await asks[number % 3](commands.increment(COUNTER, 1), None)
+                found = await asks[number % 3](commands.Increment(COUNTER, 1), None)
                 sums.append(found[0])
 
         await world.shift(SPAN, "p2")
@@ -207,7 +207,7 @@ def test_09_clocks_order_nothing() -> None:
         new = await stage.until_led_by_another(old)
         later = await stage.put_until_done(new)
         assert await value(stage, new) == written(later)
-        gone = await stage.ask(commands.delete(b"r1"), new)
+        gone = await stage.ask(commands.Delete(b"r1"), new)
         assert gone.status is Status.OK
         assert gone.result > later.result
         old.start()
@@ -227,13 +227,13 @@ def test_10_large_range_arrives_whole_when_its_source_dies_halfway(step: str) ->
         accident.strike = lambda: crash(world, ("p1",))
         ask = asker(world.cluster.nodes[0])
         for number, key in enumerate(MOVING):
-            await ask(commands.put(key, b"%d" % number + bytes(60_000)), None)
+            await ask(commands.Put(key, b"%d" % number + bytes(60_000)), None)
         await world.shift(SPAN, "p2")
         await world.moved()
         assert accident.has_struck
         await all_serve(world.cluster, 30.0)
         for number, key in enumerate(MOVING):
-            found = await asker(world.cluster.nodes[0])(commands.get(key), None)
+            found = await asker(world.cluster.nodes[0])(commands.Get(key), None)
             assert found[0] == b"%d" % number + bytes(60_000)
 
     with at_each_step(accident.reached):
@@ -244,17 +244,17 @@ def test_11_moving_key_is_never_absent_and_no_value_means_absent() -> None:
     async def story(world: World, users: Users) -> None:
         asks = [asker(node) for node in world.cluster.nodes]
         for key in MOVING:
-            await asks[0](commands.put(key, b"NOT FOUND"), None)
+            await asks[0](commands.Put(key, b"NOT FOUND"), None)
         reads = 0
         await world.shift(SPAN, "p2")
         while (await world.read_ring()).moves:
             for number, key in enumerate(MOVING):
-                found = await asks[number % 3](commands.get(key), None)
+                found = await asks[number % 3](commands.Get(key), None)
                 assert found is not None
                 assert found[0] == b"NOT FOUND"
                 reads += 1
         assert reads > len(MOVING)
-        assert await asks[1](commands.get(b"never written"), None) is None
+        assert await asks[1](commands.Get(b"never written"), None) is None
 
     moves.play(3, story, TWO, users=0, keys=MOVING[:1], counters=())
 
@@ -267,7 +267,7 @@ def test_12_server_with_old_ring_gives_no_answer_from_old_owner() -> None:
         blind = next(node for node in reversed(world.cluster.nodes) if not node.leads)
         other = next(node for node in world.cluster.nodes if node.leads)
         ask, ask_blind = asker(other), asker(blind)
-        await ask(commands.put(MOVING[0], b"before"), None)
+        await ask(commands.Put(MOVING[0], b"before"), None)
         world.cluster.metadata.cut(blind.name, silently=False)
         others = [node.name for node in world.cluster.nodes if node is not blind]
         for each in others:
@@ -280,16 +280,16 @@ def test_12_server_with_old_ring_gives_no_answer_from_old_owner() -> None:
         assert world.ring.routed > before, "the range has changed hands"
         assert blind.served is not None
         assert blind.served.rings.ring.routed == before, "and this server does not know of it"
-        await ask(commands.put(MOVING[0], b"after"), None)
+        await ask(commands.Put(MOVING[0], b"after"), None)
         for level in (Level.LINEARIZABLE, Level.STRICT):
             with suppress(Retryable):
-                assert (await ask_blind(commands.get(MOVING[0], level), None))[0] == b"after"
+                assert (await ask_blind(commands.Get(MOVING[0], level), None))[0] == b"after"
         with suppress(Retryable):
-            await ask_blind(commands.put(MOVING[0], b"later"), None)
-            assert (await ask(commands.get(MOVING[0]), None))[0] == b"later"
+            await ask_blind(commands.Put(MOVING[0], b"later"), None)
+            assert (await ask(commands.Get(MOVING[0]), None))[0] == b"later"
         world.cluster.metadata.mend(blind.name)
         await asyncio.sleep(5.0)
-        await ask_blind(commands.put(MOVING[0], b"last"), None)
-        assert (await ask(commands.get(MOVING[0]), None))[0] == b"last"
+        await ask_blind(commands.Put(MOVING[0], b"last"), None)
+        assert (await ask(commands.Get(MOVING[0]), None))[0] == b"last"
 
     moves.play(4, story, TWO, users=0, keys=MOVING[:1], counters=())

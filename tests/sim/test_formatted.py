@@ -28,7 +28,7 @@ def test_no_leader_serves_while_cluster_is_missing_from_metadata_store(seed: int
         node = cluster.nodes[0]
         random = cluster.world.fork("asked in vain")
         worker = Worker(Only(cluster, node), "asking in vain", random, Identity(random))
-        assert (await worker.do(commands.put(world.keys[0], b"lost"))).status is not Status.OK
+        assert (await worker.do(commands.Put(world.keys[0], b"lost"))).status is not Status.OK
         await world.store.create(paths.INSTANCE_ID, b"another")
         await asyncio.sleep(30.0)
         assert [cluster.leader(each) for each in partitions] == [None] * len(partitions)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstore.partition.state.commands import put
+from kvstore.partition.state.commands import Put
 from kvstore.types import PartitionId
 from tests.sim.judges.operations import Status
 from tests.sim.nodes import Node
@@ -52,7 +52,7 @@ def test_leader_with_full_disk_hands_over_and_leads_again_after_cleanup() -> Non
         engine = engine_of(first)
         engine.is_full = True
         writing = [
-            stage.spawn(stage.ask(put(b"%d" % each, b"queued %d" % each), asked, timeout_s=9.0)) for each in range(20)
+            stage.spawn(stage.ask(Put(b"%d" % each, b"queued %d" % each), asked, timeout_s=9.0)) for each in range(20)
         ]
         await stage.until(lambda: P in {each for node in stage.others(first) for each in node.leads}, within_s=8.0)
         assert {(await each).status for each in writing} == {Status.OK}, "waiting operations go to the next leader"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.queue import WriteQueue
-from tests.sim.judges import branches
+from tests.sim.judges import branches, reach
 from tests.sim.many import BRANCH_SEEDS, Tally, split, tallies
 
 
@@ -18,6 +20,17 @@ def test_every_seed_is_played_once() -> None:
     seeds = range(7, 304)
     found = list(tallies(seeds, told))
     assert [failure for each in found for failure in each.failures] == [str(seed) for seed in seeds]
+
+
+@pytest.mark.parametrize("expected", [reach.PLAIN, reach.TRANSACTING])
+def test_operation_path_or_fault_is_named_when_no_seed_reached_it(expected: reach.Expected) -> None:
+    operations, paths, struck = Counter(expected.operations), Counter(list(expected.paths)), Counter(expected.faults)
+    assert expected.missed(operations, paths, struck) == []
+    for kind, reached in (("operation", operations), ("path", paths), ("fault", struck)):
+        for name in reached:
+            reached[name] -= 1
+            assert expected.missed(operations, paths, struck) == [f"{kind}: {name}"]
+            reached[name] += 1
 
 
 def test_branches_are_always_judged_by_same_seeds() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -26,7 +27,7 @@ from kvstore.ring.hashing import TOKENS
 from kvstore.server import app
 from kvstore.server.feed.pins import PinKeeper
 from kvstore.server.grpc.data import Data
-from kvstore.types import EntryId, LedgerId, PartitionId, Position
+from kvstore.types import EntryId, LedgerId, PartitionId, Position, ServerId
 from kvstore.wal.ports import LogEntry
 from tests.sim.cluster import Cluster
 from tests.sim.judges.probes import declare, hits, probe
@@ -121,9 +122,28 @@ class Reader:
             probe("pins.read_twice")
         return given
 
-    async def _read(self, data: Data, pin: str, pinned: data_pb2.PinnedPartition) -> list[tuple[bytes, bytes]]:
+    async def decided(self, pin: str, pinned: data_pb2.PinnedPartition) -> int:
+        """Return the number of nodes that answer another server about the decisions in their view of a partition."""
+        partition, given = PartitionId(pinned.partition), 0
+        for node in self._cluster.nodes:
+            assert node.served is not None
+            state = node.served.state_of(partition)
+            assert state is not None
+            asked = pinning.DecidedRequest(pin, state.pinned_views.by_pin[pin].number, [])
+            call = partial(_call, ServerId(node.name), partition, pinning.DECIDED, pinning.encode(asked))
+            given += await self._at(self._cluster.nodes[0], call) == pinning.encode([])
+        return given
+
+    async def _read(
+        self, data: Data, pin: str, pinned: data_pb2.PinnedPartition, *, intents_only: bool = False
+    ) -> list[tuple[bytes, bytes]]:
         request = data_pb2.ReadPinnedRequest(
-            id=pin, partition=pinned.partition, ledger=pinned.ledger, entry=pinned.entry, page_bytes=200
+            id=pin,
+            partition=pinned.partition,
+            ledger=pinned.ledger,
+            entry=pinned.entry,
+            page_bytes=200,
+            intents_only=intents_only,
         )
         return [pair async for page in data.pages(request) for pair in pairs_of(page)]
 
@@ -164,6 +184,10 @@ class Reader:
             return None
         assert not isinstance(found, StoreError) or isinstance(found, PATIENT), repr(found)
         return found
+
+
+def _call(server: ServerId, partition: PartitionId, method: str, body: bytes, served: app.Node) -> Any:
+    return served.links.call(server, partition, method, body, CALL_S)
 
 
 def _keeper(served: app.Node) -> PinKeeper:
@@ -225,6 +249,7 @@ async def a_partition_retires_under_a_pin(world: World, users: Users) -> None:
     ring = await world.read_ring()
     assert ring.partitions[PartitionId(leaver.partition)].state is PartitionState.RETIRED, "the pin holds its log"
     assert await reader.compare("pin", leaver) == 3
+    assert await reader.decided("pin", leaver) == 3, "views of other partitions may need its decisions"
     renewed = await reader.renew("pin", 600_000)
     assert leaver.partition in renewed.partitions
     await asyncio.sleep(90.0)

@@ -61,7 +61,7 @@ async def all_keys_of_p1_answer(world: World) -> None:
     for node in world.cluster.nodes:
         worker = Worker(Only(world.cluster, node), f"asking {node.name}", random, Identity(random))
         for key in [key for key in world.keys if world.ring.partition_of(key) == P1]:
-            assert (await worker.do(commands.get(key))).status is Status.OK
+            assert (await worker.do(commands.Get(key))).status is Status.OK
 
 
 def test_server_is_unready_while_it_starts_and_once_it_drains() -> None:

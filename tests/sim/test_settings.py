@@ -12,7 +12,7 @@ from kvstore.bookie.config import StorageConfig
 from kvstore.partition.state import commands
 from kvstore.ranges import Range
 from kvstore.server.config import NodeConfig
-from tests.server.test_settings import NUMBERS
+from tests.server.test_config_ranges import NUMBERS
 from tests.sim.cluster import Cluster
 from tests.sim.judges.operations import Status
 from tests.sim.run import all_serve
@@ -89,9 +89,9 @@ async def works(stage: Stage, *, is_writable: bool) -> None:
     written = await stage.put(other, attempts=20)
     assert written.status is Status.OK
     await asyncio.sleep(20)
-    read = await stage.ask(commands.get(KEY), other, attempts=20)
+    read = await stage.ask(commands.Get(KEY), other, attempts=20)
     assert read.status is Status.OK, read
-    assert next(iter(read.result)) == written.op[2]
+    assert next(iter(read.result)) == written.op.value
 
 
 @pytest.mark.parametrize(("name", "value"), CASES)

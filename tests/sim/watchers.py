@@ -12,7 +12,7 @@ from typing import Any
 
 from kvstore.client.core.watching import Change, WatchCursor, WatchedKeys, is_final
 from kvstore.errors import ConditionFailed, StoreError
-from kvstore.partition.state.commands import Code
+from kvstore.partition.state.commands import Code, Put
 from kvstore.proto import kv_pb2
 from kvstore.server.feed.watch import send_watch
 from tests.sim.cluster import Cluster
@@ -189,12 +189,13 @@ class Watcher:
         shown = Counter((change.key, change.version) for change in self.changes)
         twice = [each for each, count in shown.items() if count > 1]
         assert not twice, f"shown twice: {twice}"
-        asked = {(each.key, each.op[2]) for each in self._writes() if each.code is Code.PUT}
+        asked = {(each.key, each.op.value) for each in self._writes() if isinstance(each.op, Put)}
         for change in self.changes:
             if change.key[:1] == b"k" and change.item is not None:
                 assert (change.key, change.item.value) in asked, f"no client wrote {change}"
                 assert change.item.version == change.version
-        refused = {each.op[2] for each in self._writes() if each.code is Code.PUT and each.status is Status.FAIL}
+        failed = [each.op for each in self._writes() if each.status is Status.FAIL]
+        refused = {op.value for op in failed if isinstance(op, Put)}
         wrong = [change for change in self.changes if change.item is not None and change.item.value in refused]
         assert not wrong, f"refused, but shown: {wrong}"
 

@@ -38,6 +38,8 @@ class Load:
     """Users of every operation: tests/sim/asking/explorers.py."""
     lodgers: int = 1
     """Users whose keys have a time to live: tests/sim/clocks/lodgers.py."""
+    transactors: int = 0
+    """Users of transactions: tests/sim/transacting/transactors.py. If there are any, explorers use transactions too."""
     pause_s: float = 0.03
     """Mean time in seconds between two operations of a worker."""
     value_bytes: int = 40
@@ -59,7 +61,8 @@ class Workload:
 
         async def explore(worker: Worker) -> None:
             if worker.name not in explorers:
-                explorers[worker.name] = Explorer(worker, self._value, asyncio.get_running_loop().time)
+                now, transacts = asyncio.get_running_loop().time, load.transactors > 0
+                explorers[worker.name] = Explorer(worker, self._value, now, transacts=transacts)
             await explorers[worker.name].explore()
 
         self._add(load.explorers, "explorer", explore)
@@ -84,7 +87,7 @@ class Workload:
 
     async def _live(self, worker: Worker, work: Callable[[Worker], Coroutine[Any, Any, None]]) -> None:
         while not worker.identity.seen_ms and not self._stopping:
-            await worker.do(commands.get(worker.random.randbytes(4)))  # learns the leaders' time
+            await worker.do(commands.Get(worker.random.randbytes(4)))  # learns the leaders' time
         while not self._stopping:
             await work(worker)
             await asyncio.sleep(worker.random.expovariate(1 / self._load.pause_s))
@@ -106,43 +109,43 @@ class Workload:
         with_id = random.random() < 0.7
         match kind:
             case "get":
-                await worker.do(commands.get(key, level, worker.tokens.get(self._cluster.ring.partition_of(key), 0)))
+                await worker.do(commands.Get(key, level, worker.tokens.get(self._cluster.ring.partition_of(key), 0)))
             case "put":
-                await worker.do(commands.put(key, self._value(worker)), with_id=with_id)
+                await worker.do(commands.Put(key, self._value(worker)), with_id=with_id)
             case "delete":
-                await worker.do(commands.delete(key))
+                await worker.do(commands.Delete(key))
             case "swap":
                 await self._swap(worker, key, level)
             case "create":
-                await worker.do(commands.put(key, self._value(worker), flags=Flag.IF_ABSENT), with_id=with_id)
+                await worker.do(commands.Put(key, self._value(worker), flags=Flag.IF_ABSENT), with_id=with_id)
             case "expiring":
                 flags, expires_ms = Flag.RELATIVE_TTL, random.randint(1, 2000)
-                await worker.do(commands.put(b"t" + key, self._value(worker), expires_ms, flags), with_id=with_id)
-                await worker.do(commands.get(b"t" + key, level))
+                await worker.do(commands.Put(b"t" + key, self._value(worker), expires_ms, flags), with_id=with_id)
+                await worker.do(commands.Get(b"t" + key, level))
             case "append":
-                await worker.do(commands.append(b"a" + key, b"%d," % random.randrange(100)))
+                await worker.do(commands.Append(b"a" + key, b"%d," % random.randrange(100)))
             case "fresh":
-                await worker.do(commands.put(random.randbytes(6), self._value(worker)), with_id=with_id)
+                await worker.do(commands.Put(random.randbytes(6), self._value(worker)), with_id=with_id)
 
     async def _swap(self, worker: Worker, key: bytes, level: Level) -> None:
         """Compare and set."""
-        found = await worker.do(commands.get(key, level))
+        found = await worker.do(commands.Get(key, level))
         if found.status is not Status.OK or found.result is None:
             return
         version = found.result[1]
         if worker.random.random() < 0.3:
-            await worker.do(commands.delete(key, Flag.IF_VERSION, version))
+            await worker.do(commands.Delete(key, Flag.IF_VERSION, version))
         else:
-            await worker.do(commands.put(key, self._value(worker), flags=Flag.IF_VERSION, version=version))
+            await worker.do(commands.Put(key, self._value(worker), flags=Flag.IF_VERSION, version=version))
 
     # ── counters: each increment once ─────────────────────────────────────────────────────────────────────────────────
 
     async def _counter(self, worker: Worker) -> None:
         key = b"c%d" % worker.random.randrange(COUNTERS)
         if worker.random.random() < 0.8:
-            await worker.do(commands.increment(key, worker.random.randint(1, 5)))
+            await worker.do(commands.Increment(key, worker.random.randint(1, 5)))
         else:
-            await worker.do(commands.get(key))
+            await worker.do(commands.Get(key))
 
     # ── a bank: batches that move money ───────────────────────────────────────────────────────────────────────────────
 
@@ -151,7 +154,7 @@ class Workload:
         bank = b"{bank%d}" % random.randrange(2)
         partition = self._cluster.ring.partition_of(bank)
         level = Level.STRICT if random.random() < 0.2 else Level.LINEARIZABLE
-        found = await worker.do(commands.scan(bank, bank + b"\xff", 100, level=level), partition=partition)
+        found = await worker.do(commands.Scan(bank, bank + b"\xff", 100, level=level), partition=partition)
         if found.status is not Status.OK:
             return
         accounts = dict(found.result[0])
@@ -161,15 +164,15 @@ class Workload:
         giver, taker = random.sample(sorted(accounts), 2)
         amount = random.randint(1, 20)
         parts = tuple(
-            commands.put(key, b"%d" % (int(accounts[key][0]) + change), 0, Flag.IF_VERSION, accounts[key][1])
+            commands.Put(key, b"%d" % (int(accounts[key][0]) + change), 0, Flag.IF_VERSION, accounts[key][1])
             for key, change in ((giver, -amount), (taker, amount))
         )
-        await worker.do(commands.batch(giver, parts))
+        await worker.do(commands.Batch(giver, parts))
 
     async def _open_bank(self, worker: Worker, bank: bytes) -> None:
         keys = [bank + b"%d" % number for number in range(ACCOUNTS)]
-        parts = tuple(commands.put(key, b"%d" % DEPOSIT, 0, Flag.IF_ABSENT) for key in keys)
-        await worker.do(commands.batch(keys[0], parts))
+        parts = tuple(commands.Put(key, b"%d" % DEPOSIT, 0, Flag.IF_ABSENT) for key in keys)
+        await worker.do(commands.Batch(keys[0], parts))
 
     # ── readers: what any replica may answer ──────────────────────────────────────────────────────────────────────────
 
@@ -179,13 +182,13 @@ class Workload:
         partition = self._cluster.ring.partition_of(key)
         choice = random.random()
         if choice < 0.5:
-            await worker.do(commands.get(key, Level.SESSION, worker.tokens.get(partition, 0)))
+            await worker.do(commands.Get(key, Level.SESSION, worker.tokens.get(partition, 0)))
         elif choice < 0.7:
-            await worker.do(commands.get(key, Level.STALE))
+            await worker.do(commands.Get(key, Level.STALE))
         elif choice < 0.75:
-            await worker.do(commands.count(), partition=partition)
+            await worker.do(commands.Count(), partition=partition)
         else:
             mine = b"m-%s" % worker.name.encode()
-            await worker.do(commands.put(mine, self._value(worker)))
+            await worker.do(commands.Put(mine, self._value(worker)))
             partition = self._cluster.ring.partition_of(mine)
-            await worker.do(commands.get(mine, Level.SESSION, worker.tokens.get(partition, 0)))
+            await worker.do(commands.Get(mine, Level.SESSION, worker.tokens.get(partition, 0)))

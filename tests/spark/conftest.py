@@ -23,7 +23,7 @@ SETTINGS = QUICK_START | {
     "spark.driver.memory": "512m",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
-    # Of Spark Connect, which test_connect.py starts in the same JVM.
+    # Address of Spark Connect, which tests/spark/end_to_end/test_connect.py starts in the same JVM.
     "spark.connect.grpc.binding.address": "127.0.0.1",
     "spark.connect.grpc.binding.port": "0",
 }

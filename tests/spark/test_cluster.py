@@ -25,7 +25,7 @@ class Leaving(MemoryStore):
         return await super().get(path)
 
 
-async def test_a_server_that_goes_down_just_now_is_left_out() -> None:
+async def test_server_that_goes_down_just_now_is_left_out() -> None:
     store = Leaving()
     await store.create(paths.SERVERS)
     for name in ("n1", "n2"):
@@ -33,7 +33,7 @@ async def test_a_server_that_goes_down_just_now_is_left_out() -> None:
     assert await addresses(store) == ("n2:7401",)
 
 
-async def test_a_notebook_whose_thread_has_a_loop_can_name_a_zookeeper(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_notebook_whose_thread_has_a_loop_can_name_a_zookeeper(monkeypatch: pytest.MonkeyPatch) -> None:
     async def connect(address: str, **_options: object) -> MemoryStore:
         raise MetadataUnavailable(address)
 
@@ -46,7 +46,7 @@ async def test_a_notebook_whose_thread_has_a_loop_can_name_a_zookeeper(monkeypat
         find({"zookeeper": "z"})
 
 
-def test_a_directory_that_is_a_file_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_directory_that_is_a_file_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"^dataDir: .*/data/cluster.json: Not a directory$"):
         find({"dataDir": str(tmp_path / "data")})

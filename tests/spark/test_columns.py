@@ -69,12 +69,12 @@ def test_rows_read_from_a_store_can_be_written() -> None:
         (pairs().add("key", StringType()), "expected each column once, got key, value, key"),
     ],
 )
-def test_a_data_frame_that_does_not_fit_is_refused(schema: StructType, message: str) -> None:
+def test_data_frame_that_does_not_fit_is_refused(schema: StructType, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         plan(schema)
 
 
-def test_a_column_of_expiries_holds_times() -> None:
+def test_column_of_expiries_holds_times() -> None:
     schema = StructType().add("key", StringType()).add("value", BinaryType()).add("ttl", IntegerType())
     with pytest.raises(ConfigError, match=r"expected column 'ttl' .* with type timestamp, got"):
         plan(schema, expiresColumn="ttl")
@@ -92,7 +92,7 @@ def test_a_column_of_expiries_holds_times() -> None:
         (b"k", None, "of 1 bytes for which .* has no value; set onNull to delete"),
     ],
 )
-def test_a_row_that_the_store_would_not_take_is_named(key: bytes, value: bytes, message: str) -> None:
+def test_row_that_the_store_would_not_take_is_named(key: bytes, value: bytes, message: str) -> None:
     rows = pa.RecordBatch.from_arrays(
         [pa.array([key], pa.binary()), pa.array([value], pa.binary())], names=["key", "value"]
     )
@@ -100,7 +100,7 @@ def test_a_row_that_the_store_would_not_take_is_named(key: bytes, value: bytes, 
         plan(pairs()).rows(rows)
 
 
-def test_a_row_without_a_value_deletes_if_that_is_wanted() -> None:
+def test_row_without_a_value_deletes_if_that_is_wanted() -> None:
     rows = batch(key=[b"k"], value=[None])
     assert list(plan(pairs(), onNull="delete").rows(rows)) == [Row(b"k", None)]
 
@@ -133,7 +133,7 @@ def test_values_are_read_by_the_type_of_their_bytes() -> None:
     ("value", "kind"),
     [(b"x", "long"), (b"", "long"), (b"1.5", "long"), (b"0x10", "long"), (b"9" * 20, "long"), (b"\xff", "string")],
 )
-def test_a_value_that_is_none_is_named_by_the_checksum_of_its_key(value: bytes, kind: str) -> None:
+def test_value_that_is_none_is_named_by_the_checksum_of_its_key(value: bytes, kind: str) -> None:
     good = b"1"
     with pytest.raises(InvalidRequest) as raised:
         read_as([good, value, good], valueType=kind)
@@ -145,7 +145,7 @@ def test_a_value_that_is_none_is_named_by_the_checksum_of_its_key(value: bytes, 
     assert raised.value.__suppress_context__, "pyarrow's error has the value in it"
 
 
-def test_a_key_that_is_no_text_is_named_by_its_checksum() -> None:
+def test_key_that_is_no_text_is_named_by_its_checksum() -> None:
     keys = pa.RecordBatch.from_arrays([pa.array([b"\xff"], pa.binary())], names=["key"])
     digits = hashlib.sha256(b"\xff").hexdigest()[:16]
     with pytest.raises(

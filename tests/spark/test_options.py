@@ -23,7 +23,7 @@ from kvstore.spark.options import (
 KNOWN = ("partition", "key", "value")
 
 
-def test_a_cluster_is_named_in_one_way() -> None:
+def test_cluster_is_named_in_one_way() -> None:
     assert cluster_of({"servers": "a:1,b:2"}, {}).servers == ("a:1", "b:2")
     assert cluster_of({"servers": "kv://a:1"}, {}).servers == ("a:1",)
     assert cluster_of({"dataDir": "data"}, {}).data_dir == "data"
@@ -50,7 +50,7 @@ def test_tls_comes_from_options_or_as_for_commands_from_the_environment() -> Non
         ({"servers": "a:1", "tlsCert": "/c"}, "expected both or neither"),
     ],
 )
-def test_a_wrong_address_is_named(options: dict[str, str], message: str) -> None:
+def test_wrong_address_is_named(options: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         cluster_of(options, {})
 
@@ -74,7 +74,7 @@ def test_writing_has_defaults_and_uses_the_given_options() -> None:
         ({"path": "/x"}, "expected load\\(\\) or save\\(\\) without a path"),
     ],
 )
-def test_a_wrong_option_of_a_write_is_named(options: dict[str, str], message: str) -> None:
+def test_wrong_option_of_a_write_is_named(options: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         write_options(options)
 
@@ -112,12 +112,12 @@ def test_reading_has_defaults_and_uses_the_given_options() -> None:
         ),
     ],
 )
-def test_a_wrong_option_of_a_read_is_named(options: dict[str, str], message: str) -> None:
+def test_wrong_option_of_a_read_is_named(options: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read_options(options, KNOWN)
 
 
-def test_a_stream_begins_at_the_given_position() -> None:
+def test_stream_begins_at_the_given_position() -> None:
     assert stream_options({}, KNOWN, KNOWN[:2]).start == "latest"
     assert stream_options({}, KNOWN, KNOWN[:2]).columns == ("partition", "key")
     assert stream_options({"startingPosition": '{"p1": 7}'}, KNOWN, KNOWN).start == {"p1": 7}
@@ -136,7 +136,7 @@ def test_a_stream_begins_at_the_given_position() -> None:
         ({"keys": "[]"}, "unknown option 'keys' for reading a stream"),
     ],
 )
-def test_a_wrong_option_of_a_stream_is_named(options: dict[str, str], message: str) -> None:
+def test_wrong_option_of_a_stream_is_named(options: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         stream_options(options, KNOWN, KNOWN)
 
@@ -154,11 +154,11 @@ def test_keys_may_be_given_as_hexadecimal_digits() -> None:
 @pytest.mark.parametrize(
     ("prefix", "end"), [(b"", b""), (b"a", b"b"), (b"a\xff", b"b"), (b"\xff\xff", b""), (b"a\xfe\xff\xff", b"a\xff")]
 )
-def test_a_prefix_is_a_range(prefix: bytes, end: bytes) -> None:
+def test_prefix_is_a_range(prefix: bytes, end: bytes) -> None:
     assert prefix_range(prefix) == KeyRange(prefix, end)
 
 
-def test_a_range_that_ends_before_it_starts_is_refused() -> None:
+def test_range_that_ends_before_it_starts_is_refused() -> None:
     with pytest.raises(ConfigError, match="start, end: expected start below end, got 'z' and 'a'"):
         key_range({"start": "z", "end": "a"})
     assert key_range({"start": "a", "end": "a"}).is_empty

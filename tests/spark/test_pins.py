@@ -41,14 +41,14 @@ def renewals(monkeypatch: pytest.MonkeyPatch) -> Renewals:
     return found
 
 
-def test_a_pin_is_renewed_while_it_is_used(renewals: Renewals) -> None:
+def test_pin_is_renewed_while_it_is_used(renewals: Renewals) -> None:
     with kept_alive(CONFIG, "a", TTL_S, pinned_at=time.time()):
         for _ in range(3):
             assert renewals.happened.acquire(timeout=PATIENCE_S)
     assert set(renewals.ids) == {"a"}
 
 
-def test_a_short_task_renews_only_a_pin_that_is_due(renewals: Renewals) -> None:
+def test_short_task_renews_only_a_pin_that_is_due(renewals: Renewals) -> None:
     with kept_alive(CONFIG, "old", 600, pinned_at=time.time() - 200):
         assert renewals.happened.acquire(timeout=PATIENCE_S)
     for _ in range(3):
@@ -60,7 +60,7 @@ def test_a_short_task_renews_only_a_pin_that_is_due(renewals: Renewals) -> None:
 
 
 @pytest.mark.parametrize("error", [NoSuchPin("gone"), Unavailable("away")])
-def test_a_pin_that_cannot_be_renewed_is_tried_again(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_pin_that_cannot_be_renewed_is_tried_again(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """A lost pin is reported where it is read."""
     found = Renewals(error)
     monkeypatch.setattr(pins, "renew_pin", found)
@@ -69,12 +69,12 @@ def test_a_pin_that_cannot_be_renewed_is_tried_again(monkeypatch: pytest.MonkeyP
         assert found.happened.acquire(timeout=PATIENCE_S)
 
 
-def test_a_clock_that_is_set_back_delays_no_renewal(renewals: Renewals) -> None:
+def test_clock_that_is_set_back_delays_no_renewal(renewals: Renewals) -> None:
     with kept_alive(CONFIG, "c", TTL_S, pinned_at=time.time() + 3600):
         assert renewals.happened.acquire(timeout=PATIENCE_S)
 
 
-def test_a_pin_that_some_servers_may_hold_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pin_that_some_servers_may_hold_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its name is unknown to others: it remained for its full time, as one of 32."""
     taken: set[str] = set()
 
@@ -90,7 +90,7 @@ def test_a_pin_that_some_servers_may_hold_is_released(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(("ttl_s", "expected"), [(7200, "7200s"), (5, "10s")])
-def test_a_process_that_shares_a_pin_renews_it_as_long_as_its_holder(
+def test_process_that_shares_a_pin_renews_it_as_long_as_its_holder(
     monkeypatch: pytest.MonkeyPatch, renewals: Renewals, ttl_s: float, expected: str
 ) -> None:
     """For ten minutes only; after that it expired while it was held."""

@@ -84,7 +84,7 @@ def test_several_data_frames_can_see_one_moment(spark: SparkSession, cluster: Cl
     cluster.wait_until(lambda: pin.store.id not in {each.id for each in list_pins(cluster.url)}, "it is given back")
 
 
-def test_a_partition_of_the_store_is_read_in_pieces(
+def test_partition_of_the_store_is_read_in_pieces(
     spark: SparkSession, cluster: Cluster, stored: dict[bytes, bytes]
 ) -> None:
     frame = read(spark, cluster, prefix="s-", **SMALL)
@@ -131,7 +131,7 @@ def test_typed_columns_work_in_joins_views_and_caches(
     assert hashlib.sha256(b"t-1").hexdigest()[:16] in str(raised.value)
 
 
-def test_a_value_of_a_mebibyte_passes(spark: SparkSession, cluster: Cluster, client: Client) -> None:
+def test_value_of_a_mebibyte_passes(spark: SparkSession, cluster: Cluster, client: Client) -> None:
     """The values are deleted at the end, because splits have equal numbers of bytes: 3 MiB beside the 300 KB of
     `stored` would give each later job of this file 350 tasks instead of 8."""
     values = {b"mib-%d" % number: bytes([number]) * (1 << 20) for number in range(3)}
@@ -143,7 +143,7 @@ def test_a_value_of_a_mebibyte_passes(spark: SparkSession, cluster: Cluster, cli
         client.delete_prefix(b"mib-")
 
 
-def test_a_task_that_is_tried_again_gives_the_same_rows(
+def test_task_that_is_tried_again_gives_the_same_rows(
     spark: SparkSession, cluster: Cluster, client: Client, stored: dict[bytes, bytes], tmp_path: Path
 ) -> None:
     frame = read(spark, cluster, prefix="s-", **SMALL)
@@ -155,7 +155,7 @@ def test_a_task_that_is_tried_again_gives_the_same_rows(
     assert (tmp_path / "died").exists()
 
 
-def test_a_moment_that_is_not_kept_any_more_is_an_error(
+def test_moment_that_is_not_kept_any_more_is_an_error(
     spark: SparkSession, cluster: Cluster, stored: dict[bytes, bytes], tmp_path: Path
 ) -> None:
     """Before a job and in the middle of one: never other rows, never fewer."""
@@ -178,7 +178,7 @@ def test_a_moment_that_is_not_kept_any_more_is_an_error(
         ({"dataDir": "", "servers": "127.0.0.1:1", "timeout": "1s"}, "Unavailable: no server of the cluster answers"),
     ],
 )
-def test_an_error_is_reported_in_one_line(
+def test_error_is_reported_in_one_line(
     spark: SparkSession, cluster: Cluster, options: dict[str, str], reason: str
 ) -> None:
     """One error for each place that may refuse; all wrong options are in test_options.py."""
@@ -187,7 +187,7 @@ def test_an_error_is_reported_in_one_line(
     assert [line for line in str(raised.value).splitlines() if reason in line] != []
 
 
-def test_a_partition_may_join_during_a_job(
+def test_partition_may_join_during_a_job(
     spark: SparkSession, cluster: Cluster, client: Client, stored: dict[bytes, bytes], tmp_path: Path
 ) -> None:
     frame = read(spark, cluster, prefix="s-", pinTtl="10m", **SMALL)  # no task may run meanwhile, which would renew it
@@ -197,7 +197,7 @@ def test_a_partition_may_join_during_a_job(
     assert pairs(frame) == sorted(stored.items())
 
 
-def test_a_job_outlives_a_node_that_leads(
+def test_job_outlives_a_node_that_leads(
     spark: SparkSession, cluster: Cluster, stored: dict[bytes, bytes], tmp_path: Path
 ) -> None:
     frame = read(spark, cluster, prefix="s-", **SMALL)

@@ -27,12 +27,12 @@ def test_spark_runs_with_our_java_and_our_python(tmp_path: Path) -> None:
     assert found == {"JAVA_HOME": str(home), "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
 
 
-def test_a_requested_python_is_kept(tmp_path: Path) -> None:
+def test_requested_python_is_kept(tmp_path: Path) -> None:
     home = java_home(tmp_path / "java", modules="java.base jdk.incubator.vector")
     assert environment({"KVSTORE_JAVA": str(home), "PYSPARK_PYTHON": "/p"})["PYSPARK_PYTHON"] == "/p"
 
 
-def test_a_small_java_is_not_asked_for_a_module_that_it_lacks(tmp_path: Path) -> None:
+def test_small_java_is_not_asked_for_a_module_that_it_lacks(tmp_path: Path) -> None:
     home = java_home(tmp_path / "a java", modules="java.base")
     program = Path(environment({"KVSTORE_JAVA": str(home)})["JAVA_HOME"]) / "bin" / "java"
     arguments = ["--add-modules=jdk.incubator.vector", "-Dx=a b", "Main"]
@@ -41,7 +41,7 @@ def test_a_small_java_is_not_asked_for_a_module_that_it_lacks(tmp_path: Path) ->
     assert os.access(program, os.X_OK)
 
 
-def test_an_old_java_is_refused(tmp_path: Path) -> None:
+def test_old_java_is_refused(tmp_path: Path) -> None:
     home = java_home(tmp_path / "java", modules="java.base")
     (home / "release").write_text('JAVA_VERSION="11.0.2"\n')
     with pytest.raises(ConfigError, match="expected Java 17"):
@@ -63,7 +63,7 @@ except Exception as error:
 
 
 @pytest.mark.parametrize("niceness", ["0", "5"])
-def test_the_jvm_is_no_fork_of_this_process_and_hears_no_ctrl_c(niceness: str, tmp_path: Path) -> None:
+def test_jvm_is_no_fork_of_this_process_and_hears_no_ctrl_c(niceness: str, tmp_path: Path) -> None:
     """Code in a fork of a process that has used gRPC may be ended by its handlers. A Java that tells its session and
     ends shows this as well as one that continues."""
     home, note = java_home(tmp_path / "java", modules="java.base jdk.incubator.vector"), tmp_path / "session"

@@ -76,7 +76,7 @@ def test_every_wanted_key_is_read_once_and_nothing_else_is(wanted: ReadRequest, 
 
 
 @given(st.binary(min_size=1, max_size=8), st.binary(max_size=8))
-def test_a_key_in_a_range_of_one_tag_is_searched_at_its_token(start: bytes, more: bytes) -> None:
+def test_key_in_a_range_of_one_tag_is_searched_at_its_token(start: bytes, more: bytes) -> None:
     """Braces in a prefix have no effect: the plan reads where the keys with this prefix are."""
     for prefix in (start, b"{" + start + b"}", start + b"{}" + b"{a}"):
         work = plan(STORE, ReadRequest(prefix_range(prefix)))
@@ -98,12 +98,12 @@ def test_nothing_wanted_is_no_task() -> None:
     assert plan(STORE, ReadRequest(KeyRange(b"b", b"a"))) == []
 
 
-def test_a_partition_that_the_store_does_not_have_is_an_error() -> None:
+def test_partition_that_the_store_does_not_have_is_an_error() -> None:
     with pytest.raises(ConfigError, match="partition: no 'p9'; expected one of p1, p2, p3"):
         plan(STORE, ReadRequest(KeyRange(), partition="p9"))
 
 
-def test_a_store_travels_as_text() -> None:
+def test_store_travels_as_text() -> None:
     assert splits.decode(splits.encode(STORE), None) == STORE
 
 
@@ -113,6 +113,6 @@ def test_another_text_is_no_pin(text: str) -> None:
         splits.decode(text, None)
 
 
-def test_a_pin_of_the_future_is_refused_by_number() -> None:
+def test_pin_of_the_future_is_refused_by_number() -> None:
     with pytest.raises(ConfigError, match="expected a pin of format 1, got 2"):
         splits.decode('{"format": 2}', None)

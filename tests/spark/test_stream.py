@@ -110,7 +110,7 @@ def test_every_change_comes_once_and_in_portions(query: Query, cluster: Cluster)
     assert max(map(len, query.batches)) <= 200
 
 
-def test_a_query_continues_where_it_stopped(query: Query, client: Client) -> None:
+def test_query_continues_where_it_stopped(query: Query, client: Client) -> None:
     version = client.put(b"later", b"1")
     gone = client.delete(b"later")
     assert in_order(query.run()) == [
@@ -143,7 +143,7 @@ def test_changes_come_once_while_a_partition_joins_and_a_leader_dies(
     cluster.wait_ready(victim)
 
 
-def test_a_stream_may_begin_at_now_or_at_an_offset(
+def test_stream_may_begin_at_now_or_at_an_offset(
     spark: SparkSession, cluster: Cluster, client: Client, tmp_path: Path
 ) -> None:
     with FeedReader(cluster.url) as feed:
@@ -156,7 +156,7 @@ def test_a_stream_may_begin_at_now_or_at_an_offset(
     assert latest.run() == given.run() == expected
 
 
-def test_the_example_counts_the_stored_rows(spark: SparkSession, cluster: Cluster, client: Client) -> None:
+def test_example_counts_the_stored_rows(spark: SparkSession, cluster: Cluster, client: Client) -> None:
     for number in range(4):
         client.put(b"tree/a/%d" % number, bytes(100))
         client.put(b"tree/b", bytes(number))
@@ -190,7 +190,7 @@ def test_the_example_counts_the_stored_rows(spark: SparkSession, cluster: Cluste
         ({"maxRowsPerTrigger": "x"}, "ConfigError: maxRowsPerTrigger: expected"),
     ],
 )
-def test_an_error_is_reported_in_one_line(
+def test_error_is_reported_in_one_line(
     spark: SparkSession, cluster: Cluster, tmp_path: Path, options: dict[str, str], reason: str
 ) -> None:
     """One error for each place that may refuse; all wrong options are in test_options.py."""
@@ -220,7 +220,7 @@ def keep_little(cluster: Cluster) -> None:
         cluster.wait_ready(node.id)
 
 
-def test_a_trimmed_offset_is_an_error_with_a_remedy(
+def test_trimmed_offset_is_an_error_with_a_remedy(
     spark: SparkSession, cluster: Cluster, client: Client, tmp_path: Path
 ) -> None:
     """Ledgers of a few entries, kept no longer than needed, and no query that holds them."""
@@ -243,7 +243,7 @@ def test_a_trimmed_offset_is_an_error_with_a_remedy(
         query.run()
 
 
-def test_a_partition_that_joins_and_leaves_during_downtime_is_included(
+def test_partition_that_joins_and_leaves_during_downtime_is_included(
     spark: SparkSession, cluster: Cluster, client: Client, tmp_path: Path
 ) -> None:
     """Only the name of its log remains; a query that begins after that has missed nothing."""

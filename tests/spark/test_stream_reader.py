@@ -118,7 +118,7 @@ def test_every_change_of_any_log_is_in_one_micro_batch_of_any_size(one: set[int]
     assert max(map(len, batches), default=0) <= max(2, most)
 
 
-def test_a_stream_of_new_changes_begins_after_the_existing_rows() -> None:
+def test_stream_of_new_changes_begins_after_the_existing_rows() -> None:
     found = reader()
     start = found.initialOffset()
     assert found.latestOffset(start, ReadAllAvailable()) == start
@@ -127,7 +127,7 @@ def test_a_stream_of_new_changes_begins_after_the_existing_rows() -> None:
     assert rows(found, start, end) == [("p1", 41), ("p3", 1)]
 
 
-def test_an_offset_is_the_last_change_that_was_read() -> None:
+def test_offset_is_the_last_change_that_was_read() -> None:
     found = reader(startingPosition='{"p1": 6, "p2": 9}')
     start = found.initialOffset()
     end = found.latestOffset(start, ReadAllAvailable())
@@ -135,7 +135,7 @@ def test_an_offset_is_the_last_change_that_was_read() -> None:
     assert rows(found, {"p1": 19}, {"p1": 21}) == [("p1", 20), ("p1", 21)]
 
 
-def test_an_available_now_query_ends_at_the_log_ends_of_its_start() -> None:
+def test_available_now_query_ends_at_the_log_ends_of_its_start() -> None:
     found = reader(startingPosition="earliest")
     found.prepareForTriggerAvailableNow()
     Feed.log = LOG | {"p1": [*LOG["p1"], 41], "p4": [1]}
@@ -144,7 +144,7 @@ def test_an_available_now_query_ends_at_the_log_ends_of_its_start() -> None:
 
 
 @pytest.mark.parametrize("limit", [ReadMaxRows(6), ReadMaxBytes(8)])
-def test_a_query_does_not_end_early_because_a_replica_is_behind(
+def test_query_does_not_end_early_because_a_replica_is_behind(
     monkeypatch: pytest.MonkeyPatch, limit: ReadLimit
 ) -> None:
     """Spark ends an AvailableNow query at the first empty micro-batch."""
@@ -173,7 +173,7 @@ def test_logs_are_held_from_the_micro_batch_before(monkeypatch: pytest.MonkeyPat
     assert 0 < starts[-1] < 40
 
 
-def test_the_next_run_of_a_query_moves_the_hold_of_the_one_before() -> None:
+def test_next_run_of_a_query_moves_the_hold_of_the_one_before() -> None:
     """Otherwise each run leaves one more hold, and their number is limited: then no logs can be held."""
     first = reader(startingPosition="earliest")
     end = first.latestOffset(first.initialOffset(), ReadMaxRows(4))
@@ -189,7 +189,7 @@ def test_the_next_run_of_a_query_moves_the_hold_of_the_one_before() -> None:
     assert Feed.names[-1] == "given"
 
 
-def test_a_refused_hold_is_not_requested_in_each_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_hold_is_not_requested_in_each_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each would wait for its full time."""
     asked: list[str] = []
 
@@ -202,14 +202,14 @@ def test_a_refused_hold_is_not_requested_in_each_micro_batch(monkeypatch: pytest
     assert len(asked) == 1
 
 
-def test_a_range_without_keys_has_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_range_without_keys_has_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """As for reading; a server refuses such bounds."""
     monkeypatch.setattr(Feed, "changes", None)
     found = reader(prefix="b", start="c", startingPosition="earliest")
     assert rows(found, {"p1": 0, "p2": 0}, {"p1": 40, "p2": 9}) == []
 
 
-def test_a_checkpoint_of_another_cluster_is_refused(feed: type[Feed]) -> None:
+def test_checkpoint_of_another_cluster_is_refused(feed: type[Feed]) -> None:
     """Also in a run that begins with the micro-batch in which the previous one died: Spark requests no other."""
     found = reader(startingPosition="earliest")
     start = found.initialOffset()
@@ -224,7 +224,7 @@ def test_a_checkpoint_of_another_cluster_is_refused(feed: type[Feed]) -> None:
         reader(startingPosition=json.dumps(end)).initialOffset()
 
 
-def test_a_checkpoint_of_a_former_version_is_read_and_gets_the_cluster() -> None:
+def test_checkpoint_of_a_former_version_is_read_and_gets_the_cluster() -> None:
     end = reader().latestOffset({"p1": 40, "p2": 9, "p3": 0}, ReadAllAvailable())
     assert end.pop("@hold").startswith("spark-")
     assert end == {"@cluster": "c1", "p1": 40, "p2": 9, "p3": 0}
@@ -235,7 +235,7 @@ def test_a_checkpoint_of_a_former_version_is_read_and_gets_the_cluster() -> None
         reader().partitions({"p1": 39}, {"p1": 41})
 
 
-def test_a_query_down_for_too_long_gets_a_one_line_remedy(feed: type[Feed]) -> None:
+def test_query_down_for_too_long_gets_a_one_line_remedy(feed: type[Feed]) -> None:
     """Also if it would begin with the micro-batch in which it died. docs/reference/spark.md names the error."""
     feed.oldest = 3
     for call in (

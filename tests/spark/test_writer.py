@@ -53,7 +53,7 @@ def test_every_row_is_written(spark: SparkSession, cluster: Cluster, client: Cli
     assert stored(client, "all-") == expected("all-", 5000)
 
 
-def test_a_cluster_can_be_named_by_its_servers_or_its_zookeeper(
+def test_cluster_can_be_named_by_its_servers_or_its_zookeeper(
     spark: SparkSession, cluster: Cluster, client: Client
 ) -> None:
     frame = numbered(spark, "named-", 3).coalesce(1)
@@ -62,7 +62,7 @@ def test_a_cluster_can_be_named_by_its_servers_or_its_zookeeper(
     assert stored(client, "named-") == expected("named-", 3)
 
 
-def test_a_task_that_is_tried_again_writes_the_same(
+def test_task_that_is_tried_again_writes_the_same(
     spark: SparkSession, cluster: Cluster, client: Client, tmp_path: Path
 ) -> None:
     """Its first attempt is killed when most of its rows are written."""
@@ -94,7 +94,7 @@ def test_rows_delete_and_expire(spark: SparkSession, cluster: Cluster, client: C
     assert found.expires_ms == 4_102_444_800_000
 
 
-def test_a_value_of_a_mebibyte_passes(spark: SparkSession, cluster: Cluster, client: Client) -> None:
+def test_value_of_a_mebibyte_passes(spark: SparkSession, cluster: Cluster, client: Client) -> None:
     frame = spark.sql("select concat('large-', id) as key, repeat('x', 1048576) as value from range(8)")
     write(frame, cluster)
     assert {key: len(value) for key, value in stored(client, "large-").items()} == {
@@ -111,7 +111,7 @@ def test_a_value_of_a_mebibyte_passes(spark: SparkSession, cluster: Cluster, cli
         ({"dataDir": "", "servers": "127.0.0.1:1", "timeout": "1s"}, "Unavailable: no server of the cluster answers"),
     ],
 )
-def test_an_error_is_reported_in_one_line_before_any_task_runs(
+def test_error_is_reported_in_one_line_before_any_task_runs(
     spark: SparkSession, cluster: Cluster, options: dict[str, str], reason: str
 ) -> None:
     with pytest.raises(Exception, match="PYTHON_DATA_SOURCE_ERROR") as raised:
@@ -130,13 +130,13 @@ def test_only_append_is_there_and_the_others_write_nothing(
     assert stored(client, "mode-") == {}
 
 
-def test_a_row_that_the_store_would_not_take_is_named(spark: SparkSession, cluster: Cluster) -> None:
+def test_row_that_the_store_would_not_take_is_named(spark: SparkSession, cluster: Cluster) -> None:
     frame = spark.sql("select '' as key, 'v' as value")
     with pytest.raises(Exception, match="InvalidRequest: column key: expected keys of 1 to 4096 bytes, got the key"):
         write(frame, cluster)
 
 
-def test_a_load_outlives_the_leader(spark: SparkSession, cluster: Cluster, client: Client, tmp_path: Path) -> None:
+def test_load_outlives_the_leader(spark: SparkSession, cluster: Cluster, client: Client, tmp_path: Path) -> None:
     """Killed during the load: the partition's new leader accepts the rest."""
     victim = leader_of(cluster, "p1")
     frame = numbered(spark, "led-", 8000).coalesce(1)

@@ -34,6 +34,8 @@ def test_census_counts_ledgers_of_every_writer_when_a_bookie_is_away() -> None:
     assert (short.lacking, short.lacking_foreign, short.at_risk) == (2, 1, 0)
     assert (short.away, short.closed[C], short.lacking_at[C]) == ([C], 2, 2)
     assert found.shortage([A, B, C, D]).lacking == 0
+    short = found.shortage([C])
+    assert (short.at_risk, short.at_risk_foreign) == (3, 1)
 
 
 def test_census_counts_ledgers_at_risk_below_an_ack_quorum() -> None:

@@ -4,6 +4,7 @@ virtual time (docs/protocol.md, G27)."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -12,10 +13,13 @@ from kvstore.meta import paths
 from kvstore.meta.layout import ClusterIdentity
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore
+from kvstore.meta.registration import RegisteredBookies
 from kvstore.types import NO_LEDGER, BookieId, LedgerId, PartitionId
 from kvstore.wal.new_ids import ANSWERS_S, NewLedgerIds
+from tests.meta.drivers import LaggingStore
 from tests.sim.ledgers_and_logs.bench import B1, B2, B3, B4, Bench, first_seq, run
 from tests.sim.ledgers_and_logs.logs import NEVER, SMALL, Writer, opened
+from tests.sim.ledgers_and_logs.model_bookies import ModelView
 
 pytestmark = pytest.mark.sim
 
@@ -27,9 +31,9 @@ def set_back(bench: Bench, to: int) -> None:
     bench.tree._nodes[paths.IDGEN].births = to
 
 
-def new_ids(bench: Bench) -> NewLedgerIds:
+def new_ids(bench: Bench, store: MemoryStore | None = None) -> NewLedgerIds:
     """Return the ids of a process that has just started."""
-    store = MemoryStore(bench.tree)
+    store = store or MemoryStore(bench.tree)
     choice = bench.ports_on(store).choice
     identity, env = ClusterIdentity(store, "simulated"), bench.env
     return NewLedgerIds(store, bench.bookies, choice, identity, clock=env.clock, nursery=env.nursery)
@@ -163,24 +167,84 @@ def test_new_id_needs_an_ack_quorum_of_answers() -> None:
 
 
 def test_lagging_server_after_an_import_is_no_older_copy() -> None:
-    """The first id comes from a former range, because the server that answered does not know the new one yet."""
+    """The first id comes from a former range, because the server that answered does not know the new one until it is
+    synced."""
 
     async def case(bench: Bench) -> None:
         has_seen(bench, 1 << 32, B1)
-        ids = new_ids(bench)
-        give, given = ids._ids.next_id, 0
-
-        async def lagging(seen: LedgerId) -> LedgerId:
-            nonlocal given
-            given += 1
-            ledger = await give(seen)
-            store = MemoryStore(bench.tree)
-            await store.create(paths.IDGEN_LONG)
-            await store.create(f"{paths.IDGEN_LONG}/HOB-0000000002")
-            return ledger
-
-        ids._ids.next_id = lagging  # type: ignore[method-assign]
+        store = LaggingStore(bench.tree)
+        ids = new_ids(bench, store)
+        store.lag()
+        importer = MemoryStore(bench.tree)
+        await importer.create(paths.IDGEN_LONG)
+        await importer.create(f"{paths.IDGEN_LONG}/HOB-0000000002")
         assert await ids.next_id(NO_LEDGER, ENSEMBLE, 2) == 2 << 32
-        assert given == 1
 
     run(case)
+
+
+def test_id_that_a_list_names_is_not_given_again() -> None:
+    async def case(bench: Bench) -> None:
+        set_back(bench, 5)
+        with pytest.raises(MetadataLost, match="ledger id 5, but the list of the partition has ledger 6"):
+            await new_ids(bench).next_id(LedgerId(6), ENSEMBLE, 2)
+
+    run(case)
+
+
+class Interrupted(MemoryStore):
+    """Lets something happen right after an id was given."""
+
+    after: Callable[[], None]
+
+    async def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequential: bool = False) -> str:
+        created = await super().create(path, data, ephemeral=ephemeral, sequential=sequential)
+        self.after()
+        return created
+
+
+def test_higher_id_that_is_seen_later_is_another_creators() -> None:
+    async def case(bench: Bench) -> None:
+        store = Interrupted(bench.tree)
+        ids = new_ids(bench, store)
+        store.after = lambda: ids.saw(LedgerId(7), "bookie")
+        set_back(bench, 5)
+        assert await ids.next_id(NO_LEDGER, ENSEMBLE, 2) == 5
+        with pytest.raises(MetadataLost):
+            await ids.next_id(NO_LEDGER, ENSEMBLE, 2)
+
+    run(case)
+
+
+class OtherView(ModelView):
+    """A view in which B4 is not registered."""
+
+    @property
+    def current(self) -> RegisteredBookies:
+        found = super().current
+        return RegisteredBookies({each: "" for each in found.writable if each != B4}, found.readonly)
+
+
+def test_bookies_of_the_ensemble_are_asked_without_a_registration() -> None:
+    """A session may end while its bookie answers."""
+
+    async def case(bench: Bench) -> None:
+        bench.bookies.view = OtherView(bench.bookies.at)
+        has_seen(bench, 7, B4)
+        set_back(bench, 5)
+        with pytest.raises(MetadataLost, match=f"bookie {B4} has ledger 7"):
+            await new_ids(bench).next_id(NO_LEDGER, (B1, B2, B4), 3)
+
+    run(case, bookies=4)
+
+
+def test_silent_bookies_of_the_ensemble_are_chosen_last() -> None:
+    async def case(bench: Bench) -> None:
+        for each in (B2, B3):
+            bench.bookies.at[each].is_silent = True
+        ids = new_ids(bench)
+        with pytest.raises(NotEnoughBookies):
+            await ids.next_id(NO_LEDGER, ENSEMBLE, 2)
+        assert ids._choice.spares() == {B1, B4}
+
+    run(case, bookies=4)

@@ -8,7 +8,7 @@ from kvstore.env.nursery import TaskNursery
 from kvstore.proto.availability import HeldEntries
 from kvstore.types import BookieId, EntryId, LedgerMetadata
 from kvstore.wal.copies.copying import Copying
-from kvstore.wal.repair import SLICE, Missing, bookies_of, missing_copies
+from kvstore.wal.repair import SLICE, Missing, bookies_of, entries_at_risk, missing_copies
 from tests.wal.ledgers import B1, B2, B3, B4, e, ledger
 
 FULL = range(5)
@@ -48,6 +48,14 @@ def test_missing_copies_of_striped_entries_follow_write_sets() -> None:
     held = {B1: [0, 3, 4], B2: [0, 1, 4], B3: [1, 2], B4: [2, 3]}
     assert missing(metadata, e(4), held) == []
     assert missing(metadata, e(4), {**held, B3: [1]}) == [Missing(e(2), B3)]
+
+
+def test_entries_at_risk_have_fewer_copies_than_the_ack_quorum() -> None:
+    held = {B1: HeldEntries.of_runs([(0, 3)]), B2: HeldEntries.of_runs([(1, 4)])}
+    assert list(entries_at_risk(ledger(), e(4), held)) == [[]], "two of three copies are left of each"
+    held[B3] = HeldEntries([])
+    assert list(entries_at_risk(ledger(), e(4), held)) == [[e(0), e(3), e(4)]]
+    assert list(entries_at_risk(ledger(B1, B2, B3, B4, write=2), e(4), {B3: HeldEntries([])})) == [[e(1), e(2)]]
 
 
 def test_missing_copies_of_an_empty_ledger_are_none() -> None:

@@ -234,7 +234,7 @@ class Questions:
         if not self._counted(txn, BookieOperation.LIST_ENTRIES, ledger, request):
             return
 
-        def look(ended: Callable[[], None]) -> None:
+        def read(ended: Callable[[], None]) -> None:
             def done(status: Status, runs: Any) -> None:
                 ended()
                 self._have_listed(txn, ledger, status, runs)
@@ -244,7 +244,7 @@ class Questions:
             else:
                 self._storage.list_entries(ledger, done=done)
 
-        self._shared.lists.add(self, look)
+        self._shared.lists.add(self, read)
 
     def _have_listed(self, txn: int, ledger: int, status: Status, runs: Any) -> None:
         availability = encode_availability(runs) if status is Status.OK else None

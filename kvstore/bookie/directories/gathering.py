@@ -72,7 +72,7 @@ class _Gathering:
 
     async def run(self, cookies: CookieStore, instance_id: str, authority: LedgerAuthority) -> Gathered:
         used = [each for each in self._config.directories if each not in self._config.lost_dirs]
-        found = plan({each: self._look(each) for each in used}, self._config.lost_dirs, self._draw)
+        found = plan({each: self._read_content(each) for each in used}, self._config.lost_dirs, self._draw)
         anchor = min(found.present)
         others = [found.paths[each] for each in found.present if each != anchor]
         config = self._config.alone(found.paths[anchor], self._config.index_dir)
@@ -89,7 +89,7 @@ class _Gathering:
         directories = tuple(self._directory(each, found, anchor, identity) for each in found.present)
         return Gathered(identity, directories, found)
 
-    def _look(self, path: str) -> Content:
+    def _read_content(self, path: str) -> Content:
         try:
             names = contents(self._disk, path)
             place = decode_place(read_file(self._disk, f"{path}/{PLACE}")) if PLACE in names else None
@@ -140,7 +140,7 @@ class _Gathering:
     def _refuse_one_place(self, found: DirectoryPlan, number: int) -> None:
         """Raise ConfigError if a new directory is another one under another path, because two journals would overwrite
         each other. The other one contains its own number by now, so that bind mounts are detected too."""
-        content = self._look(found.paths[number])
+        content = self._read_content(found.paths[number])
         if isinstance(content, PlaceFile) and content.here != number:
             raise ConfigError(
                 f"expected storage.journal_dirs to name distinct directories, got {found.paths[number]} and "

@@ -70,14 +70,14 @@ def plan(found: Mapping[str, Content], lost: Collection[str], draw: Callable[[],
     if not found:
         raise ConfigError(
             "storage.lost_dirs names every directory of storage.journal_dirs. To abandon the entries of this bookie, "
-            "empty them all and name none as lost"
+            "empty all of them and remove them from storage.lost_dirs"
         )
     places = {path: content for path, content in found.items() if isinstance(content, PlaceFile)}
     if not places:
         if lost and set(found.values()) == {Bare.EMPTY}:
             raise ConfigError(
-                f"{', '.join(found)} are empty, and {', '.join(sorted(lost))} lost: nothing is left of a bookie. Name "
-                "none as lost to start a new bookie"
+                f"{', '.join(found)} are empty, and {', '.join(sorted(lost))} lost: nothing is left of a bookie. "
+                "Remove storage.lost_dirs to start a new bookie"
             )
         return _first_plan(found, draw)
     newest = max(places.values(), key=lambda place: place.version)

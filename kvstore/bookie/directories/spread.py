@@ -1,4 +1,4 @@
-"""A bookie's storage in several directories, each on a disk of its own. One surviving directory is enough to continue.
+"""A bookie's storage in several directories, each on its own disk. One surviving directory is enough to continue.
 
 Every directory is a complete storage (kvstore.bookie.storage) with a journal, an index, checkpoints and a reclaimer. A
 ledger is entirely in the directory of its first record. This record is on disk, so the place of a ledger is recorded
@@ -72,7 +72,7 @@ class SpreadStorage:
         env = replace(self._env, fatal=lambda reason: self._failed(part, reason))
         storage = BookieStorage(env, own, self.bookie, self._authority, self.own_ledgers, admission=self.admission)
         storage.sync_gate = self.sync_gate
-        storage.on_readonly(lambda _: self._look_for_room())
+        storage.on_readonly(lambda _: self._check_readonly())
         part = DirectoryStorage(directory, own, storage)
         return part
 
@@ -129,7 +129,7 @@ class SpreadStorage:
     def _has_failed(self, part: DirectoryStorage) -> None:
         part.refuse_all()
         self._on_failed(part)
-        self._look_for_room()
+        self._check_readonly()
         self.sync_gate.open(part.storage.adds)
 
     def on_failed(self, listener: Callable[[DirectoryStorage], None]) -> None:
@@ -150,7 +150,7 @@ class SpreadStorage:
         """True if any directory accepts recovery adds."""
         return any(part.storage.takes_copies for part in self.homes.alive)
 
-    def _look_for_room(self) -> None:
+    def _check_readonly(self) -> None:
         if self._is_started and self.is_readonly != self._is_readonly:
             self._is_readonly = self.is_readonly
             self._on_readonly(self._is_readonly)

@@ -77,7 +77,7 @@ class Checkpoint:
     is_limbo: bool
     """True if records of any ledger may be missing."""
     files: list[int]
-    """The segments that existed, including the one after this; empty: unknown. They are in a list of their own; in
+    """The segments that existed, including the one after this; empty: unknown. They are in their own list; in
     format 1, in this file."""
     dropped: list[int]
     """Ledgers that are gone and had records in this segment or were dropped in it."""

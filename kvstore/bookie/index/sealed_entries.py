@@ -84,13 +84,13 @@ class SealedEntries:
         row = bisect_right(self._firsts, entry) - 1
         while row >= 0 and self._high[row] >= entry:
             if self._lasts[row] >= entry and self._files[row] > newest:
-                place, size = self._look(row, entry)
+                place, size = self._find(row, entry)
                 if place:
                     newest, found = self._files[row], (place, size)
             row -= 1
         return found
 
-    def _look(self, row: int, entry: int) -> tuple[int, int]:
+    def _find(self, row: int, entry: int) -> tuple[int, int]:
         file, start, count = self._files[row], self._starts[row], self._counts[row]
         fences = self._fences.get((file, start), ()) if self._fences else ()
         first = self._firsts[row]

@@ -31,12 +31,12 @@ class JournalGroup(Struct, eq=False):
     next: Segment | None = None
     """The next segment, if this is the last group of its segment."""
     packets: dict[tuple[Ledger, int], bytes] = {}
-    """The packets of the first `looked_at` adds, by ledger and entry."""
-    looked_at: int = 0
+    """The packets of the first `indexed` adds, by ledger and entry."""
+    indexed: int = 0
 
     def packet(self, ledger: Ledger, entry: int) -> bytes | None:
         """Return the packet of an entry in this group, or None. The table is only built by calls of this method."""
-        for each in self.adds[self.looked_at :]:
+        for each in self.adds[self.indexed :]:
             self.packets[each[0], each[1]] = each[3]
-        self.looked_at = len(self.adds)
+        self.indexed = len(self.adds)
         return self.packets.get((ledger, entry))

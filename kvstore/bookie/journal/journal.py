@@ -114,7 +114,7 @@ class Journal:
         room += overhead(len(self._segments) + 1)  # for a second group that lists the segments
         self._begin(self.supply.create(room, size), group, is_limbo=is_limbo)
         self.supply.make_spare()
-        self.supply.look()
+        self.supply.poll()
 
     # Appending
 
@@ -266,7 +266,7 @@ class Journal:
             self._update_full()
         if not group.buffers:  # a certificate, which syncs nothing itself
             self._flush()
-            self._tell(group)
+            self._report(group)
             return
         self._env.liveness.disk_works(self._config.journal_dir)
         statistics = self._statistics
@@ -281,9 +281,9 @@ class Journal:
         if group.end - group.start < SMALL_GROUP_BYTES:
             self._small_bytes += group.end - group.start
         self._flush()  # the next sync runs while this group's senders are answered
-        self._tell(group)
+        self._report(group)
 
-    def _tell(self, group: JournalGroup) -> None:
+    def _report(self, group: JournalGroup) -> None:
         """Report a group that is on disk, and run the callbacks that waited for it."""
         self.on_synced(group)
         for done in group.after:

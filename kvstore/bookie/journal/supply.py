@@ -25,7 +25,7 @@ RETRY_S = 1.0
 """Seconds between two attempts to create the next segment, or to write, on a full disk."""
 FILES_RESERVE = 64
 """Inodes that ordinary adds leave free, because fences, starts and the state of partitions need new files."""
-LOOK_S = 5.0
+POLL_S = 5.0
 """Seconds between two checks of the disk's free space, while there is enough."""
 
 
@@ -58,7 +58,7 @@ class SegmentSupply:
         self._on_ready, self._on_change, self._on_damage = on_ready, on_change, on_damage
         self._lacks_room = False
         self._retry: asyncio.TimerHandle | None = None
-        self._look: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._is_stopped = False
 
     def make_spare(self) -> None:
@@ -102,13 +102,13 @@ class SegmentSupply:
             raise no_room(f"fewer than {files} inodes are free")
 
     # docs/protocol.md B9
-    def look(self) -> None:
+    def poll(self) -> None:
         """Check periodically how much space is free, because nothing else does while there is a segment ahead, and
         whether the files still exist."""
         self._see()
         if self._is_stopped:
             return
-        self._look = self._loop.call_later(RETRY_S if self.is_scarce else LOOK_S, self.look)
+        self._timer = self._loop.call_later(RETRY_S if self.is_scarce else POLL_S, self.poll)
 
     def _see(self) -> None:
         try:
@@ -199,7 +199,7 @@ class SegmentSupply:
     def stop(self) -> None:
         """Create no more segments."""
         self._is_stopped = True
-        for timer in (self._retry, self._look):
+        for timer in (self._retry, self._timer):
             if timer is not None:
                 timer.cancel()
 

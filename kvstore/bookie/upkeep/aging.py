@@ -46,14 +46,14 @@ class Aging:
         while True:
             await asyncio.sleep(AGE_S)
             try:
-                await self.look()
+                await self.poll()
                 self._is_failing = False
             except (MetadataError, Corrupted, OSError) as error:
                 if not self._is_failing:
                     log.warning("directories do not age bookie=%s error=%r", self._bookie, error)
                 self._is_failing = True
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Raise the age if anything was stored since the last call. Raises MetadataError, Corrupted or OSError."""
         stored, directories = self._stored_bytes(), self._directories()
         if stored == self._stored or not directories:

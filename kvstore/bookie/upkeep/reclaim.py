@@ -102,7 +102,7 @@ class Reclaimer:
                     "(docs/how-to/back-up-and-restore-metadata.md)",
                     ledger, counted.to, [each.to for each in counted.former],
                 )  # fmt: skip
-                self._storage.statistics.unheard_ledgers += 1
+                self._storage.statistics.unassigned_ledgers += 1
             elif await self._is_gone(LedgerId(ledger)):
                 self.drop(ledger)
                 dropped.append(ledger)
@@ -120,7 +120,7 @@ class Reclaimer:
                 "ledgers from %d on; all are kept (docs/how-to/back-up-and-restore-metadata.md)",
                 counted.to, len(unknown), unknown[0],
             )  # fmt: skip
-            self._storage.statistics.unheard_ledgers += len(unknown)
+            self._storage.statistics.unassigned_ledgers += len(unknown)
             await self._authority.mark_older(f"a bookie has {len(unknown)} ledgers from {unknown[0]} on that it lacks")
         return bool(unknown)
 

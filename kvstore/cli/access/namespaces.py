@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvstore.cli.access.users import prefix_of
 from kvstore.cli.admin import ask_admin
-from kvstore.cli.cluster import DataDir, Json, Server, ZooKeeper
+from kvstore.cli.cluster import LOCAL, ClusterOptions, Json
 from kvstore.cli.output import as_json, as_table
 from kvstore.cli.status.views import namespace_document
 
@@ -66,14 +65,12 @@ def add(
     ops: Ops = None,
     burst: Burst = None,
     ttl: Ttl = None,
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Add a namespace. Existing keys count against its quotas; above a quota they stay, but none can be added."""
     asked = {"name": name, "prefix": prefix_of(prefix), "limits": _limits(keys, size, ops, burst, ttl)}
-    _print(_change(data_dir, zookeeper, server, add=asked), name, json)
+    _print(_change(cluster, add=asked), name, json)
 
 
 def change(
@@ -83,65 +80,51 @@ def change(
     ops: Ops = None,
     burst: Burst = None,
     ttl: Ttl = None,
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Change limits of a namespace. Limits that are not named stay; existing records keep their expiry."""
     asked = {"name": name, "limits": _limits(keys, size, ops, burst, ttl)}
-    _print(_change(data_dir, zookeeper, server, set=asked), name, json)
+    _print(_change(cluster, set=asked), name, json)
 
 
-def list_all(
-    data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
-) -> None:
+def list_all(cluster: ClusterOptions = LOCAL, json: Json = False) -> None:
     """List all namespaces with their limits and usage"""
-    rows = [namespace_document(each) for each in _read(data_dir, zookeeper, server).namespaces]
+    rows = [namespace_document(each) for each in _read(cluster).namespaces]
     print(as_json(rows) if json else as_table([_short(row) for row in rows]) if rows else "no namespaces")
 
 
 def show(
     name: Name,
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Show a namespace: its limits, its usage, and what servers have refused since they started"""
-    _print(_read(data_dir, zookeeper, server), name, json)
+    _print(_read(cluster), name, json)
 
 
 def remove(
     name: Name,
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Remove a namespace. Its keys stay, with their expiry times."""
-    _change(data_dir, zookeeper, server, remove=name)
+    _change(cluster, remove=name)
     print(as_json({"removed": name}) if json else f"namespace {name} is removed; its keys are unchanged")
 
 
-def _read(data_dir: Path, zookeeper: str | None, server: str | None) -> admin_pb2.NamespacesResponse:
+def _read(cluster: ClusterOptions) -> admin_pb2.NamespacesResponse:
     from kvstore.proto import admin_pb2
 
     request = admin_pb2.NamespacesRequest()
-    found: admin_pb2.NamespacesResponse = ask_admin(
-        data_dir, zookeeper, server, lambda stub, timeout_s: stub.Namespaces(request, timeout=timeout_s)
-    )
-    return found
+    return ask_admin(cluster, lambda stub, timeout_s: stub.Namespaces(request, timeout=timeout_s))
 
 
-def _change(data_dir: Path, zookeeper: str | None, server: str | None, **asked: Any) -> admin_pb2.NamespacesResponse:
+def _change(cluster: ClusterOptions, **asked: Any) -> admin_pb2.NamespacesResponse:
     from kvstore.proto import admin_pb2
 
     request = admin_pb2.ChangeNamespacesRequest(**asked)
-    done: admin_pb2.NamespacesResponse = ask_admin(
-        data_dir, zookeeper, server, lambda stub, timeout_s: stub.ChangeNamespaces(request, timeout=timeout_s)
-    )
-    return done
+    return ask_admin(cluster, lambda stub, timeout_s: stub.ChangeNamespaces(request, timeout=timeout_s))
 
 
 def _limits(

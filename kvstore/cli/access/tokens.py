@@ -6,13 +6,12 @@ from __future__ import annotations
 import re
 import secrets
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kvstore.cli.access.users import UserName, change_access, read_access
-from kvstore.cli.cluster import DataDir, Json, Server, ZooKeeper
+from kvstore.cli.cluster import LOCAL, ClusterOptions, Json
 from kvstore.cli.output import as_json, as_table
 from kvstore.errors import InvalidRequest
 
@@ -35,9 +34,7 @@ def register(app: typer.Typer) -> None:
 def add(
     name: UserName,
     ttl: Ttl = "8h",
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Print a new token for a user. It cannot be shown again, so store it in a file that nobody else can read.
@@ -51,32 +48,28 @@ def add(
     word = made(secrets.token_bytes(ID_BYTES), secrets.token_bytes(SECRET_BYTES))
     id_ = id_or_none(word)
     asked = {"id": id_, "user": name, "token_hash": hash_of(word), "ttl_ms": ttl_ms}
-    table = change_access(data_dir, zookeeper, server, add_token=asked)
+    table = change_access(cluster, add_token=asked)
     expires_ms = next(each.expires_ms for each in table.tokens if each.id == id_)
     text = word.decode()
     print(as_json({"id": id_, "user": name, "token": text, "expires": shown_time(expires_ms)}) if json else text)
 
 
-def list_(
-    data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
-) -> None:
+def list_(cluster: ClusterOptions = LOCAL, json: Json = False) -> None:
     """List all tokens, without their secrets. Expired tokens are listed until another token is added."""
     rows = [
         {"id": each.id, "user": each.user, "expires": shown_time(each.expires_ms)}
-        for each in read_access(data_dir, zookeeper, server).tokens
+        for each in read_access(cluster).tokens
     ]
     print(as_json(rows) if json else as_table(rows) if rows else "no tokens")
 
 
 def revoke(
     token: TokenId,
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Revoke a token. Connections that used it are closed; the user stays."""
-    change_access(data_dir, zookeeper, server, remove_token=token)
+    change_access(cluster, remove_token=token)
     print(as_json({"revoked": token}) if json else f"token {token} is revoked")
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvstore.cli.admin import ask_admin
-from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, confirm, with_tools
+from kvstore.cli.cluster import LOCAL, ClusterOptions, DataDir, Json, Metadata, Tools, confirm, with_tools
 from kvstore.cli.output import as_json, as_table, shown_prefix
 from kvstore.errors import InvalidRequest
 
@@ -61,48 +61,40 @@ def add_user(
     name: UserName,
     password_stdin: PasswordStdin = False,
     no_password: NoPassword = False,
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Add a user without a role. The first user of a cluster gets the role admin."""
     if no_password and password_stdin:
         raise typer.BadParameter("expected --password-stdin or --no-password, got both")
     hashed = "" if no_password else _hashed(_password(password_stdin))
-    table = change_access(data_dir, zookeeper, server, add_user={"name": name, "password_hash": hashed})
+    table = change_access(cluster, add_user={"name": name, "password_hash": hashed})
     _print_user(table, name, json, "is added")
 
 
 def passwd(
     name: UserName,
     password_stdin: PasswordStdin = False,
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Change a user's password. Open connections of the user are closed."""
     hashed = _hashed(_password(password_stdin))
-    table = change_access(data_dir, zookeeper, server, set_password={"name": name, "password_hash": hashed})
+    table = change_access(cluster, set_password={"name": name, "password_hash": hashed})
     _print_user(table, name, json, "has a new password")
 
 
 def remove_user(
     name: UserName,
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Remove a user. Open connections of the user are closed."""
-    change_access(data_dir, zookeeper, server, remove_user=name)
+    change_access(cluster, remove_user=name)
     print(as_json({"removed": name}) if json else f"user {name} is removed")
 
 
-def list_users(
-    data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
-) -> None:
+def list_users(cluster: ClusterOptions = LOCAL, json: Json = False) -> None:
     """List all users with their roles"""
     rows = [
         {
@@ -110,7 +102,7 @@ def list_users(
             "comes_by": "password" if each.has_password else "certificate",
             "roles": list(each.roles) if json else " ".join(each.roles),
         }
-        for each in read_access(data_dir, zookeeper, server).users
+        for each in read_access(cluster).users
     ]
     print(as_json(rows) if json else as_table(rows) if rows else "no users")
 
@@ -118,58 +110,48 @@ def list_users(
 def grant_role(
     name: UserName,
     role: RoleName,
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Give a user a role"""
-    table = change_access(data_dir, zookeeper, server, grant_role={"user": name, "role": role})
+    table = change_access(cluster, grant_role={"user": name, "role": role})
     _print_user(table, name, json, f"has the role {role}")
 
 
 def revoke_role(
     name: UserName,
     role: RoleName,
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Take a role from a user"""
-    table = change_access(data_dir, zookeeper, server, revoke_role={"user": name, "role": role})
+    table = change_access(cluster, revoke_role={"user": name, "role": role})
     _print_user(table, name, json, f"no longer has the role {role}")
 
 
 def add_role(
     name: RoleName,
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Add a role without any rights"""
-    change_access(data_dir, zookeeper, server, add_role=name)
+    change_access(cluster, add_role=name)
     print(as_json({"added": name}) if json else f"role {name} is added")
 
 
 def remove_role(
     name: RoleName,
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Remove a role. All users lose it."""
-    change_access(data_dir, zookeeper, server, remove_role=name)
+    change_access(cluster, remove_role=name)
     print(as_json({"removed": name}) if json else f"role {name} is removed")
 
 
-def list_roles(
-    data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
-) -> None:
+def list_roles(cluster: ClusterOptions = LOCAL, json: Json = False) -> None:
     """List all roles with their rights, without the built-in role admin"""
-    roles = read_access(data_dir, zookeeper, server).roles
+    roles = read_access(cluster).roles
     rows: list[dict[str, str | None]] = [
         {"role": role.name, "right": grant.right, "prefix": shown_prefix(grant.prefix)}
         for role in roles
@@ -183,14 +165,12 @@ def grant_right(
     role: RoleName,
     right: RightName,
     prefix: Prefix = "",
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Give a role a right on all keys with a prefix"""
     asked = {"role": role, "right": right, "prefix": prefix_of(prefix)}
-    change_access(data_dir, zookeeper, server, grant_right=asked)
+    change_access(cluster, grant_right=asked)
     print(
         as_json({"role": role, "right": right, "prefix": prefix})
         if json
@@ -202,14 +182,12 @@ def revoke_right(
     role: RoleName,
     right: RightName,
     prefix: Prefix = "",
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Take a right from a role. Name the same prefix with which it was granted."""
     asked = {"role": role, "right": right, "prefix": prefix_of(prefix)}
-    change_access(data_dir, zookeeper, server, revoke_right=asked)
+    change_access(cluster, revoke_right=asked)
     said = f"role {role} may no longer {right} {_keys(prefix)}"
     print(as_json({"role": role, "right": right, "prefix": prefix}) if json else said)
 
@@ -231,7 +209,7 @@ def found(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation of --replace-lost")] = False,
     data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
+    metadata: Metadata = None,
     json: Json = False,
 ) -> None:
     """Create the first administrator and enable access control in one step, directly in the metadata store. Nodes that
@@ -247,57 +225,45 @@ def found(
     async def work(tools: Tools) -> None:
         await change_access(tools.store, change)
 
-    with_tools(data_dir, zookeeper, work)
+    with_tools(ClusterOptions(data_dir, metadata), work)
     said = (
         f"access control is on; user {name} is an administrator: `export KVSTORE_USER={name}` and KVSTORE_PASSWORD_FILE"
     )
     print(as_json({"on": True, "admin": name}) if json else said)
 
 
-def switch_on(
-    data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
-) -> None:
+def switch_on(cluster: ClusterOptions = LOCAL, json: Json = False) -> None:
     """Enable access control: from now on every client must log in, also those that are connected. Requires a user with
     a password and the role admin."""
-    change_access(data_dir, zookeeper, server, switch_on=True)
+    change_access(cluster, switch_on=True)
     print(as_json({"on": True}) if json else "access control is on: clients need a user and a password")
 
 
-def switch_off(
-    data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
-) -> None:
+def switch_off(cluster: ClusterOptions = LOCAL, json: Json = False) -> None:
     """Disable access control: everybody may do everything. Users and roles stay."""
-    change_access(data_dir, zookeeper, server, switch_on=False)
+    change_access(cluster, switch_on=False)
     print(as_json({"on": False}) if json else "access control is off: everybody may do everything")
 
 
-def show(
-    data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
-) -> None:
+def show(cluster: ClusterOptions = LOCAL, json: Json = False) -> None:
     """Show if access control is on, and the numbers of users and roles"""
-    table = read_access(data_dir, zookeeper, server)
+    table = read_access(cluster)
     found = {"on": table.on, "users": len(table.users), "roles": len(table.roles)}
     print(as_json(found) if json else as_table([found]))
 
 
-def read_access(data_dir: Path, zookeeper: str | None, server: str | None) -> admin_pb2.AccessResponse:
+def read_access(cluster: ClusterOptions) -> admin_pb2.AccessResponse:
     from kvstore.proto import admin_pb2
 
     request = admin_pb2.AccessRequest()
-    found: admin_pb2.AccessResponse = ask_admin(
-        data_dir, zookeeper, server, lambda stub, timeout_s: stub.Access(request, timeout=timeout_s)
-    )
-    return found
+    return ask_admin(cluster, lambda stub, timeout_s: stub.Access(request, timeout=timeout_s))
 
 
-def change_access(data_dir: Path, zookeeper: str | None, server: str | None, **change: Any) -> admin_pb2.AccessResponse:
+def change_access(cluster: ClusterOptions, **change: Any) -> admin_pb2.AccessResponse:
     from kvstore.proto import admin_pb2
 
     request = admin_pb2.ChangeAccessRequest(**change)
-    done: admin_pb2.AccessResponse = ask_admin(
-        data_dir, zookeeper, server, lambda stub, timeout_s: stub.ChangeAccess(request, timeout=timeout_s)
-    )
-    return done
+    return ask_admin(cluster, lambda stub, timeout_s: stub.ChangeAccess(request, timeout=timeout_s))
 
 
 def _print_user(table: admin_pb2.AccessResponse, name: str, json: bool, what: str) -> None:

@@ -21,7 +21,13 @@ RESTART_S = 30
 
 def advice(config: NodeConfig) -> list[Fault]:
     """Return the warnings about a configuration, each with its consequence."""
-    return [*_of_doors(config), *_of_metadata(config), *_of_bookie(config), *_of_partitions(config), *_of_rest(config)]
+    return [
+        *_of_endpoints(config),
+        *_of_metadata(config),
+        *_of_bookie(config),
+        *_of_partitions(config),
+        *_of_rest(config),
+    ]
 
 
 def clashes(config: NodeConfig) -> list[Fault]:
@@ -69,12 +75,12 @@ def _hosts(host: str) -> set[str]:
         return {host.lower()}
 
 
-def _of_doors(config: NodeConfig) -> Iterator[Fault]:
-    open_doors = [name for name, each in config.listeners().items() if not is_loopback(each.rpartition(":")[0])]
-    if config.insecure and open_doors:
+def _of_endpoints(config: NodeConfig) -> Iterator[Fault]:
+    exposed = [name for name, each in config.listeners().items() if not is_loopback(each.rpartition(":")[0])]
+    if config.insecure and exposed:
         yield Fault(
             "insecure",
-            f"anyone who reaches {', '.join(open_doors)} can read and write every key; keep these ports on a private "
+            f"anyone who reaches {', '.join(exposed)} can read and write every key; keep these ports on a private "
             "network, or set [tls] and run `kvstore access found`",
         )
     elif config.insecure:
@@ -83,7 +89,7 @@ def _of_doors(config: NodeConfig) -> Iterator[Fault]:
         yield Fault(
             "tls.mode", '"prefer" does not stop an attacker between the nodes; set "require" once all nodes have TLS'
         )
-    if config.advertise and is_loopback(config.advertise) and open_doors:
+    if config.advertise and is_loopback(config.advertise) and exposed:
         yield Fault("advertise", f"{config.advertise} is loopback, so other machines would connect to themselves")
     for name, address in config.listeners().items():
         if address.endswith(":0"):

@@ -6,18 +6,20 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from kvstore.cli.admin import TIMEOUT_S, ask_admin
-from kvstore.cli.cluster import DataDir, Json, ZooKeeper, checked_path
-from kvstore.cli.endpoints import Server
+from kvstore.cli.cluster import LOCAL, ClusterOptions, Json, checked_path
 from kvstore.cli.groups import group_of
 from kvstore.cli.node import flame
 from kvstore.cli.node.check import check
 from kvstore.cli.output import as_json, as_table
 from kvstore.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kvstore.proto.admin_pb2_grpc import AdminStub
 
 T = TypeVar("T")
 Node = Annotated[str, typer.Argument(help="Id of the node, for example n1")]
@@ -54,9 +56,7 @@ def log_level(
     logger: Annotated[
         str, typer.Option(help="A package or module, for example kvstore.wal; applies to everything below it")
     ] = "",
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Show a node's log levels, or set one until the node is restarted"""
@@ -70,7 +70,7 @@ def log_level(
     request = LogLevelRequest()
     if wanted:
         request.logger, request.level = logger or "kvstore", "" if wanted == DEFAULT else wanted
-    answer = ask_node(node, (data_dir, zookeeper, server), lambda stub, within: stub.LogLevel(request, timeout=within))
+    answer = ask_node(node, cluster, lambda stub, within: stub.LogLevel(request, timeout=within))
     levels = dict(sorted(answer.levels.items()))
     rows = [{"logger": name, "level": each} for name, each in levels.items()]
     print(as_json({"node": node, "levels": levels}) if json else as_table(rows))
@@ -80,9 +80,7 @@ def slow_log(
     node: Node,
     count: Annotated[int, typer.Option(help="Maximum number of operations to show", min=1)] = 20,
     key: Annotated[str, typer.Option(help="Show only operations on this key; only its hash is sent")] = "",
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Show a node's latest slow operations, newest first, and where their time went"""
@@ -90,7 +88,7 @@ def slow_log(
     from kvstore.proto.admin_pb2 import SlowLogRequest
 
     request = SlowLogRequest(count=count, key=hash_of(key.encode()) if key else "")
-    answer = ask_node(node, (data_dir, zookeeper, server), lambda stub, within: stub.SlowLog(request, timeout=within))
+    answer = ask_node(node, cluster, lambda stub, within: stub.SlowLog(request, timeout=within))
     found: list[dict[str, Any]] = [
         {
             "date": datetime.fromtimestamp(each.date_ms / 1000, UTC).isoformat(timespec="milliseconds"),
@@ -130,26 +128,24 @@ def profile(
     wall: Annotated[
         bool, typer.Option("--wall", help="Weigh by elapsed time, including idle time; default: by processor time")
     ] = False,
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Profile a running node and write a flame graph of its threads to a file"""
     from kvstore.proto.admin_pb2 import ProfileRequest
 
     request = ProfileRequest(seconds=seconds, rate=rate)
-    place, within = (data_dir, zookeeper, server), seconds + TIMEOUT_S
-    answer = ask_node(node, place, lambda stub, timeout_s: stub.Profile(request, timeout=timeout_s), within)
+    within = seconds + TIMEOUT_S
+    answer = ask_node(node, cluster, lambda stub, timeout_s: stub.Profile(request, timeout=timeout_s), within)
     unit = "samples" if wall else "microseconds"
     stacks = [
         flame.Stack(
-            (each.thread, *(answer.frames[place] for place in each.frames)), each.looks if wall else each.cpu_us
+            (each.thread, *(answer.frames[place] for place in each.frames)), each.samples if wall else each.cpu_us
         )
         for each in answer.stacks
     ]
     stacks = [each for each in stacks if each.weight]
-    title = f"{node}, {answer.took_s:.1f} s, {answer.looks} samples, by {'time' if wall else 'processor time'}"
+    title = f"{node}, {answer.took_s:.1f} s, {answer.samples} samples, by {'time' if wall else 'processor time'}"
     match format:
         case Picture.SVG:
             text, ending = flame.svg(title, unit, stacks), "svg"
@@ -165,7 +161,9 @@ def profile(
     ]
     if json:
         print(
-            as_json({"node": node, "file": str(file), "looks": answer.looks, "took_s": answer.took_s, "hottest": rows})
+            as_json(
+                {"node": node, "file": str(file), "looks": answer.samples, "took_s": answer.took_s, "hottest": rows}
+            )
         )
     else:
         print(as_table(rows))
@@ -186,19 +184,19 @@ def why_unasked(node: str, servers: list[str], bookies: list[str]) -> str:
 
 def ask_node(
     node: str,
-    place: tuple[Path, str | None, str | None],
-    work: Callable[[Any, float], T],
+    cluster: ClusterOptions,
+    work: Callable[[AdminStub, float], T],
     timeout_s: float = TIMEOUT_S,
 ) -> T:
     """Return the answer of one node. Raises StoreError; ConfigError with the names of the nodes if `node` is none of
     them."""
     from kvstore.proto.admin_pb2 import BookiesRequest, StatusRequest
 
-    status = ask_admin(*place, lambda stub, within: stub.Status(StatusRequest(), timeout=within))
+    status = ask_admin(cluster, lambda stub, within: stub.Status(StatusRequest(), timeout=within))
     grpc = {each.id: each.grpc for each in status.nodes}
     if node not in grpc:
-        found = ask_admin(*place, lambda stub, within: stub.Bookies(BookiesRequest(), timeout=within))
+        found = ask_admin(cluster, lambda stub, within: stub.Bookies(BookiesRequest(), timeout=within))
         raise ConfigError(why_unasked(node, sorted(grpc), [each.id for each in found.bookies]))
     if not grpc[node]:
         raise ConfigError(f"expected a running node, got {node}, which is not up according to {status.server}")
-    return ask_admin(place[0], None, grpc[node], work, timeout_s)
+    return ask_admin(ClusterOptions(server=grpc[node]), work, timeout_s)

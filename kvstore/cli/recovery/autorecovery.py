@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, with_tools
+from kvstore.cli.cluster import LOCAL, ClusterOptions, Json, Tools, with_tools
 from kvstore.cli.output import as_json, as_table
 from kvstore.cli.recovery.standalone import run
 from kvstore.errors import Corrupted, NoSuchLedger
@@ -37,9 +36,7 @@ def register(group: typer.Typer) -> None:
     group.command("run")(run)
 
 
-def status(
-    data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
-) -> None:
+def status(cluster: ClusterOptions = LOCAL, json: Json = False) -> None:
     """Show the auditor, if auto-recovery is on, the number of marked ledgers, and missing bookies that ledgers name.
 
     Ledgers of all writers count. Exit code 1 if a ledger is under-replicated or its metadata cannot be read.
@@ -56,16 +53,14 @@ def status(
             **await _copies(tools.store),
         }
 
-    found = with_tools(data_dir, zookeeper, work, server)
+    found = with_tools(cluster, work)
     print(as_json(found) if json else _as_text(found))
     raise typer.Exit(1 if lacks_copies(found) else 0)
 
 
 def list_marks(
     limit: Annotated[int, typer.Option(help="Maximum number of ledgers to list", min=1)] = SHOWN_MAX,
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """List the marked ledgers, which are or may be under-replicated"""
@@ -86,7 +81,7 @@ def list_marks(
             )
         return rows, False
 
-    rows, are_more = with_tools(data_dir, zookeeper, work, server)
+    rows, are_more = with_tools(cluster, work)
     if json:
         print(as_json(rows))
     elif rows:
@@ -97,19 +92,15 @@ def list_marks(
         typer.echo(f"there are more than {limit} ledgers; raise --limit", err=True)
 
 
-def enable(
-    data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
-) -> None:
+def enable(cluster: ClusterOptions = LOCAL, json: Json = False) -> None:
     """Enable auto-recovery. Bookies that are away then have the whole delay to return."""
-    _set(data_dir, zookeeper, server, RecoverySettings.enable)
+    _set(cluster, RecoverySettings.enable)
     print(as_json({"enabled": True}) if json else "auto-recovery is on")
 
 
-def disable(
-    data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
-) -> None:
+def disable(cluster: ClusterOptions = LOCAL, json: Json = False) -> None:
     """Disable auto-recovery for maintenance: nothing is marked or repaired until it is enabled again"""
-    _set(data_dir, zookeeper, server, RecoverySettings.disable)
+    _set(cluster, RecoverySettings.disable)
     print(
         as_json({"enabled": False}) if json else "auto-recovery is off; remember to run `kvstore autorecovery enable`"
     )
@@ -117,9 +108,7 @@ def disable(
 
 def lost_bookie_delay(
     seconds: Annotated[int | None, typer.Argument(help="New delay in seconds", min=0, max=DELAY_S_MAX)] = None,
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Show or set how long a bookie may be away before its ledgers are copied to other bookies"""
@@ -130,7 +119,7 @@ def lost_bookie_delay(
             await settings.set_lost_bookie_delay_s(seconds)
         return await settings.lost_bookie_delay_s()
 
-    found = with_tools(data_dir, zookeeper, work, server)
+    found = with_tools(cluster, work)
     if json:
         print(as_json({"lost_bookie_delay_s": found}))
     else:
@@ -203,12 +192,10 @@ def _moment(at_ms: int | None) -> str | None:
 
 
 def _set(
-    data_dir: Path,
-    zookeeper: str | None,
-    server: str | None,
+    cluster: ClusterOptions,
     change: Callable[[RecoverySettings], Awaitable[None]],
 ) -> None:
     async def work(tools: Tools) -> None:
         await change(RecoverySettings(tools.store))
 
-    with_tools(data_dir, zookeeper, work, server)
+    with_tools(cluster, work)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import secrets
 import signal
+import time
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, cluster_id, with_tools
+from kvstore.cli.cluster import LOCAL, ClusterOptions, Json, Tools, cluster_id, with_tools
 from kvstore.cli.output import as_json
 from kvstore.env.log_config import LogFormat, LogLevel, LogOutput
+from kvstore.errors import MetadataUnavailable, MetadataUnknown
 
 if TYPE_CHECKING:
     from kvstore.autorecovery.config import AutorecoveryConfig
@@ -22,6 +23,9 @@ SAID_S = 60.0
 """Seconds between two lines of progress."""
 BYTES_PER_S, BYTES_PER_S_MAX = float(16 << 20), float(1 << 40)
 OPEN_LEDGER_GRACE_S = 30.0
+START_TRIES, START_AGAIN_S = 6, 1.0
+"""Number of attempts to start while the metadata store is slow or its connection breaks, and the seconds between two
+attempts. A worker that runs reconnects by itself."""
 
 
 def run(
@@ -34,9 +38,7 @@ def run(
     ] = OPEN_LEDGER_GRACE_S,
     log_format: Annotated[LogFormat, typer.Option(help="Format of the log on standard error")] = LogFormat.TEXT,
     log_level: Annotated[LogLevel, typer.Option(help="Minimum level that is logged")] = LogLevel.WARNING,
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
     """Repair marked ledgers until stopped. Nodes with a bookie do so, too; use this on other machines.
@@ -51,8 +53,18 @@ def run(
     settings = AutorecoveryConfig(
         auditor=auditor, bytes_per_s=int(bytes_per_s), open_ledger_grace_s=float(open_ledger_grace)
     )
-    if with_tools(data_dir, zookeeper, lambda tools: _repair(tools, settings, json=json), server):
-        raise typer.Exit(EXIT_FATAL)
+    for tries_left in reversed(range(START_TRIES)):
+        try:
+            has_failed = with_tools(cluster, lambda tools: _repair(tools, settings, json=json))
+        except (MetadataUnavailable, MetadataUnknown) as error:
+            if not tries_left:
+                raise
+            typer.echo(f"kvstore: the metadata store does not answer, trying again: {error}", err=True)
+            time.sleep(START_AGAIN_S)
+            continue
+        if has_failed:
+            raise typer.Exit(EXIT_FATAL)
+        return
 
 
 async def _repair(tools: Tools, settings: AutorecoveryConfig, *, json: bool) -> bool:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json as json_text
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvstore.cli.cluster import DataDir, Json, Server, ZooKeeper
+from kvstore.cli.cluster import LOCAL, ClusterOptions, Json
 from kvstore.cli.endpoints import config_of
 from kvstore.cli.output import as_json, as_table
 from kvstore.cli.own_command import how_to_start
-from kvstore.cli.status.known import ASK_S, Where, cluster_report
+from kvstore.cli.status.known import ASK_S, cluster_report
 from kvstore.env.clock import SystemClock
 from kvstore.errors import StoreError, Unavailable
 
@@ -32,9 +31,7 @@ def register(app: typer.Typer) -> None:
 
 
 def status(
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
+    cluster: ClusterOptions = LOCAL,
     watch: Annotated[
         bool, typer.Option("--watch", help="Continue: redraw on a terminal, print a line per change in a pipe")
     ] = False,
@@ -47,11 +44,11 @@ def status(
     3: unknown. The command needs no metadata store: with --server, and for a local cluster, nodes report what they
     know.
     """
-    where = (data_dir, zookeeper, server)
+    cluster = cluster
     try:
         if not watch:
-            raise typer.Exit(_show_once(where, json=json))
-        _follow(where, interval, json=json)
+            raise typer.Exit(_show_once(cluster, json=json))
+        _follow(cluster, interval, json=json)
     except BrokenPipeError:
         raise  # the output pipe was closed, which is no failure
     except (StoreError, OSError) as error:
@@ -62,23 +59,23 @@ def status(
 class ClusterView:
     """The state of the cluster at one moment, as far as it is known."""
 
-    def __init__(self, where: Where) -> None:
+    def __init__(self, cluster: ClusterOptions) -> None:
         """Raises StoreError if nothing can be learned."""
-        data_dir, zookeeper, server = where
-        if zookeeper is not None:
-            server = ",".join(config_of(*where, ASK_S).endpoints)
+        server = cluster.server
+        if cluster.metadata is not None:
+            server = ",".join(config_of(cluster, ASK_S).endpoints)
         self.local: dict[str, Any] | None = None
         self.hint = ""
-        if zookeeper is None and server is None:
+        if server is None:
             from kvstore.devcluster.local import LocalCluster
 
-            self.local = LocalCluster(data_dir).status()
-            self.hint = how_to_start(data_dir)
+            self.local = LocalCluster(cluster.data_dir).status()
+            self.hint = how_to_start(cluster.data_dir)
         self.report: ClusterReport | None = None
         self.why_not = ""
         self._is_silent = False
         try:
-            self.report = cluster_report((data_dir, None, server))
+            self.report = cluster_report(ClusterOptions(cluster.data_dir, server=server))
         except StoreError as error:
             if self.local is None and not isinstance(error, Unavailable):
                 raise
@@ -168,14 +165,14 @@ class FailedPoll:
         return dated_line(SystemClock().wall_ms(), self._headline)
 
 
-def _show_once(where: Where, *, json: bool) -> int:
+def _show_once(cluster: ClusterOptions, *, json: bool) -> int:
     """Print the status once. Return the exit code."""
-    view = ClusterView(where)
+    view = ClusterView(cluster)
     print(as_json(view.document()) if json else view.text())
     return view.exit_code
 
 
-def _follow(where: Where, interval_s: float, *, json: bool) -> None:
+def _follow(cluster: ClusterOptions, interval_s: float, *, json: bool) -> None:
     """Poll until interrupted, then exit with the code of the last poll. Raises StoreError, OSError if the first poll
     learns nothing. Later failures are shown and polling continues, because that is when somebody watches."""
     from kvstore.cli.status.views import what_matters
@@ -187,7 +184,7 @@ def _follow(where: Where, interval_s: float, *, json: bool) -> None:
         while True:
             view: ClusterView | FailedPoll
             try:
-                view = ClusterView(where)
+                view = ClusterView(cluster)
             except (StoreError, OSError) as error:
                 if before is None:
                     raise

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.json_format import MessageToDict
 
 from kvstore.cli.output import as_table, shown_prefix
-from kvstore.proto.namespaces import KINDS, strain_of
+from kvstore.proto.namespaces import KINDS, warning_of
 from kvstore.server.status.health import copies_of, retired_in, to_serve
 from kvstore.versions import release_for
 
@@ -65,7 +65,7 @@ def status_text(report: ClusterReport, processes: Processes = ()) -> str:
     if report.findings:
         parts.append("")
     for each in report.findings[:FINDINGS_SHOWN_MAX]:
-        parts.append(f"{'!!' if each.grade > 1 else '! '} {each.subject}: {each.reason}")
+        parts.append(f"{'!!' if each.grade > 1 else '! '} {each.subject}: {each.reason} ({each.code})")
         if each.next_step:
             parts.append(f"   -> {each.next_step}")
     if (more := len(report.findings) - FINDINGS_SHOWN_MAX) > 0:
@@ -154,7 +154,7 @@ def namespace_document(space: Namespace) -> dict[str, Any]:
         "burst": limits.burst or None,
         "ttl_ms": limits.ttl_ms or None,
         "refused": {kind: space.refused.get(kind, 0) for kind in KINDS},
-        "strain": strain_of(space) or None,
+        "warning": warning_of(space) or None,
     }
 
 
@@ -249,11 +249,11 @@ def _copies(report: ClusterReport) -> str:
 def _namespaces(report: ClusterReport) -> str:
     """Return the namespaces that are near a quota or refused operations in the last minute. This is not a problem of
     the cluster."""
-    strained = [f"{each.name}: {strain}" for each in report.namespaces if (strain := strain_of(each))]
-    shown = "; ".join(strained[:NAMESPACES_SHOWN_MAX])
-    more = len(strained) - NAMESPACES_SHOWN_MAX
+    warned = [f"{each.name}: {warning}" for each in report.namespaces if (warning := warning_of(each))]
+    shown = "; ".join(warned[:NAMESPACES_SHOWN_MAX])
+    more = len(warned) - NAMESPACES_SHOWN_MAX
     of = f"namespaces: {len(report.namespaces)}"
-    if not strained:
+    if not warned:
         return f"{of}, none near a quota"
     return f"{of}; {shown}{f'; and {more} more (kvstore namespace list)' if more > 0 else ''}"
 

@@ -3,39 +3,45 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
-from typing import Any, Self
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from typing import Any, Self, TypeVar
 
 from kvstore.client.aio.closing import ClosedAtExit
 from kvstore.client.aio.engine import AsyncEngine
+from kvstore.client.aio.transaction import AsyncTransaction
 from kvstore.client.aio.watch import AsyncWatch
 from kvstore.client.core import forks, operations
-from kvstore.client.core.batch import Batch
+from kvstore.client.core.batch import Batch, operations_of
 from kvstore.client.core.cluster_view import ClusterView
 from kvstore.client.core.config import ClientConfig, parse_url
 from kvstore.client.core.fanout import PrefixDeletion, RangeCount, RangePage, RangeScan
 from kvstore.client.core.first_state import FirstState
 from kvstore.client.core.operation import ClientOperation
+from kvstore.client.core.retries import pause_s, transaction_pauses
 from kvstore.client.core.scanning import Bounds
 from kvstore.client.core.values import Deleted, Item, Level, Meta, Page, Replaced, Token
 from kvstore.client.core.watching import HEARTBEAT_S, WatchCursor, WatchedKeys
 from kvstore.env.library_env import library_env
-from kvstore.errors import InvalidRequest
+from kvstore.errors import InvalidRequest, Retryable
 from kvstore.proto import kv_pb2
 
+T = TypeVar("T")
 NOT_OPEN = "the client is not open; use `async with AsyncClient(...)`"
 
 
 class AsyncClient(ClosedAtExit):
     """The store's operations as coroutines, for one event loop.
 
-    The client batches concurrent calls into frames by itself: `await client.put(key, value)` in many tasks costs as
+    The client puts concurrent calls into one message by itself: `await client.put(key, value)` in many tasks costs as
     much as one batch. A key has 1 to 4,096 bytes, a value at most 1 MiB.
 
     Every call takes `timeout_s`, the maximum time for the call in seconds, retries included. The default is the
     `timeout_s` of the configuration, 5 s. The client retries by request id, so a retry is never applied twice.
 
-    All errors are classes of `kvstore.errors`:
+    A call goes directly to the leader of the key's partition, so it costs one round trip unless its description says
+    otherwise.
+
+    All errors of calls are classes of `kvstore.errors`:
 
     - `Refused`: the request was definitely not carried out. `InvalidRequest` names a wrong argument, `Retryable` may
       succeed later, `PermissionDenied` and `NotAuthenticated` need an administrator.
@@ -45,6 +51,9 @@ class AsyncClient(ClosedAtExit):
 
     Args:
         cluster: A URL like `kv://host:port,host:port`, or a `ClientConfig`. Some servers of the cluster are enough.
+
+    Raises:
+        ValueError: If the URL is malformed.
 
     Examples:
         >>> await client.put(b"greeting", b"hello") > 0
@@ -164,7 +173,7 @@ class AsyncClient(ClosedAtExit):
             >>> sorted(await client.get_many([b"user/1", b"user/2", b"user/3"]))
             [b'user/1', b'user/2']
         """
-        wanted = list(dict.fromkeys(keys))
+        wanted = operations.distinct(keys)
         found = await _opened(self._engine).run_all([operations.get(key, level) for key in wanted], timeout_s)
         return {key: item for key, item in zip(wanted, found, strict=True) if item is not None}
 
@@ -422,8 +431,8 @@ class AsyncClient(ClosedAtExit):
     ) -> Coroutine[Any, Any, int]:
         """Write a key and return its new version.
 
-        Costs one round trip; the leader answers once the write is synced on two disks of three. If several conditions
-        are given, all must be met.
+        Costs one round trip; the leader answers once the write is synced on two disks of three. Give at most one of
+        `if_absent`, `if_present` and `if_version`, and not both `ttl_s` and `keep_ttl`.
 
         Args:
             key: The key.
@@ -472,7 +481,8 @@ class AsyncClient(ClosedAtExit):
     ) -> Replaced:
         """Write a key and return the item that it replaced.
 
-        Like `put`, but an unmet condition raises no error: see `applied` in the result. Costs one round trip.
+        Like `put`, but an unmet condition raises no error: see `applied` in the result. Costs one round trip. Give at
+        most one condition.
 
         Args:
             key: The key.
@@ -527,6 +537,7 @@ class AsyncClient(ClosedAtExit):
             >>> sorted(await client.put_many({b"user/1": b"Ann", b"user/2": b"Bob"}))
             [b'user/1', b'user/2']
         """
+        items = operations.as_mapping("items", items, "keys to values")
         puts = [operations.put(key, value) for key, value in items.items()]
         return dict(zip(items, await _opened(self._engine).run_all(puts, timeout_s), strict=True))
 
@@ -698,8 +709,83 @@ class AsyncClient(ClosedAtExit):
             >>> found[1]
             1
         """
-        whole = operations.batch(batch.operations)
-        return operations.decode_batch(batch.operations, await self._run(whole, timeout_s))
+        parts = operations_of(batch)
+        return operations.decode_batch(parts, await self._run(operations.batch(parts), timeout_s))
+
+    def transaction(self, *, timeout_s: float | None = None) -> AsyncTransaction:
+        """Return a transaction, for use in `async with`: reads and writes of keys of any partitions, at one moment.
+
+        Costs one round trip for each read and one for the commit. A commit over several partitions takes as long as two
+        writes one after the other; a commit in one partition takes as long as one write. A transaction without writes
+        appends nothing to a log.
+
+        Args:
+            timeout_s: Maximum time for each read and for the commit, in seconds.
+
+        Raises:
+            Conflict: At the end of the block, if what the transaction has read has changed. Nothing was written. Use
+                `transact` to run it again by itself.
+
+        Examples:
+            >>> version = await client.put(b"ann", b"10")
+            >>> async with client.transaction() as txn:
+            ...     ann = await txn.get(b"ann")
+            ...     txn.put(b"ann", b"%d" % (int(ann.value) - 3))
+            ...     txn.increment(b"bob", 3)
+            >>> found = await client.get_many([b"ann", b"bob"])
+            >>> found[b"ann"].value, found[b"bob"].value
+            (b'7', b'3')
+        """
+        return AsyncTransaction(_opened(self._engine), timeout_s)
+
+    async def transact(
+        self,
+        function: Callable[[AsyncTransaction], Awaitable[T]],
+        *,
+        attempts: int = 10,
+        timeout_s: float | None = None,
+    ) -> T:
+        """Run a function in a transaction, commit, and return the function's result. Run it again after a conflict.
+
+        The function gets the transaction. It may run several times, so it should have no other effects. Between two
+        attempts the client pauses for a random time, which grows to half a second.
+
+        An exception of the function ends the call, and nothing is written. If what the function has read has changed
+        meanwhile, the function runs again instead, so the exception never follows from values of different moments.
+
+        Args:
+            function: The work. It reads and writes through the transaction.
+            attempts: Maximum number of runs.
+            timeout_s: Maximum time for each read and each commit, in seconds.
+
+        Raises:
+            Conflict: If every attempt met other transactions. The same holds for other errors after which a retry may
+                succeed: nothing was written.
+            ConditionFailed: If a condition given to `check` or `put` is not met.
+            OutcomeUnknown: If the writes may have been carried out. The client has retried the commit under its request
+                id, but does not run the function again.
+
+        Examples:
+            >>> async def withdraw(txn):
+            ...     balance = await txn.get(b"balance")
+            ...     left = int(balance.value) - 3 if balance else 97
+            ...     txn.put(b"balance", b"%d" % left)
+            ...     return left
+            >>> await client.transact(withdraw), await client.transact(withdraw)
+            (97, 94)
+        """
+        if not isinstance(attempts, int) or attempts < 1:
+            raise InvalidRequest(f"expected at least 1 attempt, got {attempts!r}")
+        engine = _opened(self._engine)
+        waits = transaction_pauses(engine.env.random)
+        for left in reversed(range(attempts)):
+            try:
+                return await AsyncTransaction(engine, timeout_s).attempt(function)
+            except Retryable as error:
+                if not left:
+                    raise
+                await engine.pause(pause_s(error, waits))
+        raise AssertionError("the last attempt returns or raises")
 
     # ── the session and the cluster ──
 
@@ -727,7 +813,12 @@ class AsyncClient(ClosedAtExit):
         return ClusterView(_opened(self._engine))
 
     def statistics(self) -> dict[str, float]:
-        """Return counters since the client was opened, and gauges."""
+        """Return counters since the client was opened, and gauges.
+
+        Counters: `failed_<class of error>`, attempts that ended with this error; `retries`, attempts that followed;
+        `frames`, messages sent. The gauge `ring_version` rises when partitions join or leave. Each kind of client adds
+        its own counts, such as its connections.
+        """
         return _opened(self._engine).statistics()
 
 

@@ -26,7 +26,7 @@ from kvstore.env.events import wait_within
 from kvstore.env.library_env import LibraryEnv
 from kvstore.env.nursery import TaskNursery
 from kvstore.env.transport import TcpTransport
-from kvstore.errors import InvalidRequest, Moved, NotAuthenticated, NotLeader, StoreError, Unavailable
+from kvstore.errors import InvalidRequest, Moved, NotAuthenticated, NotLeader, OtherCluster, StoreError, Unavailable
 from kvstore.proto import kv_pb2
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,8 @@ class AsyncEngine:
         forks.watch(self)
 
     async def open(self) -> None:
-        """Read the topology from the first endpoint that returns one. Raises Unavailable, NotAuthenticated."""
+        """Read the topology from the first endpoint that returns one. Raises Unavailable (OtherCluster
+        if only servers of another cluster answer) and NotAuthenticated."""
         deadline = self.env.clock.now() + self._config.timeout_s
         waits = pauses(self.env.random)
         failure: StoreError = NoServerReachable()
@@ -78,7 +79,7 @@ class AsyncEngine:
                 failure = failure if isinstance(found, NoServerReachable) else found
                 left = deadline - self.env.clock.now()
                 if left <= 0:
-                    raise Unavailable(str(failure))
+                    raise failure if isinstance(failure, OtherCluster) else Unavailable(str(failure))
                 await asyncio.sleep(min(next(waits), left))
         self.env.nursery.spawn(self._tick(), name="deadlines")
         self.env.nursery.spawn(self._follow(), name="topology")
@@ -251,6 +252,10 @@ class AsyncEngine:
         """Return after the pause, or as soon as another server may be worth asking."""
         if pause_s > 0:
             await wait_within(self._changed, pause_s)
+
+    async def pause(self, seconds: float) -> None:
+        """Sleep before the next attempt of a transaction."""
+        await asyncio.sleep(seconds)
 
     # ── room ──
 

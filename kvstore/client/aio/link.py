@@ -39,7 +39,7 @@ from kvstore.client.core.stream_endpoints import StreamEndpoints, stream_endpoin
 from kvstore.env.events import is_cancelled
 from kvstore.env.library_env import LibraryEnv
 from kvstore.env.ports import Transport
-from kvstore.errors import ConfigError, NotAuthenticated, Unavailable
+from kvstore.errors import ConfigError, NotAuthenticated, OtherCluster, Unavailable
 from kvstore.proto import kv_pb2, kv_pb2_grpc
 from kvstore.proto.session_stream import full_name, knows_no_clusters
 from kvstore.rpc.channels import TIMEOUT_MAX_MS, aio_opener
@@ -138,11 +138,12 @@ class AsyncLink:
             self._loop.call_soon(self.flush)
 
     async def wait_up(self) -> None:
-        """Wait until the link is up. Raises Unavailable if the connection fails, NotAuthenticated if the server rejects
-        the login."""
+        """Wait until the link is up. Raises Unavailable if the connection fails, OtherCluster if the server belongs to
+        another cluster, NotAuthenticated if it rejects the login."""
         await self._settled.wait()
         if self.state is LinkState.DOWN:
-            raise self.login_error or Unavailable(f"{self.address} cannot be reached: {self._why_down}")
+            kind = OtherCluster if self.address in self._routing.foreign else Unavailable
+            raise self.login_error or kind(f"{self.address} cannot be reached: {self._why_down}")
 
     async def topology(self, *, known: int, wait_ms: int, timeout_s: float) -> kv_pb2.TopologyResponse:
         """Return the server's topology once it differs from `known`, or after `wait_ms`. Raises Unavailable, and
@@ -152,7 +153,7 @@ class AsyncLink:
             message: kv_pb2.TopologyResponse = await self._stub.Topology(request, timeout=timeout_s + wait_ms / 1000)
         except FAILURES as error:
             raise login_error_or_none(error) or Unavailable(
-                f"{self.address} gives no topology: {text_of(error)}"
+                f"{self.address} did not describe the cluster: {text_of(error)}"
             ) from None
         except asyncio.CancelledError:
             if self.state is not LinkState.DOWN or is_cancelled():

@@ -6,12 +6,55 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Generic, TypeVar
 
 from kvstore.client.aio.client import AsyncClient
+from kvstore.client.aio.transaction import AsyncTransaction
 from kvstore.client.core.codecs import Codec, Coding, TypedItem, TypedReplaced
+from kvstore.client.core.operations import as_mapping
 from kvstore.client.core.retries import ATTEMPTS_MAX, contended
 from kvstore.client.core.values import Item, Level
 from kvstore.errors import ConditionFailed
 
 T = TypeVar("T")
+
+
+class AsyncTypedTransaction(Generic[T]):
+    """The calls of a transaction that carry values, which a codec encodes and decodes.
+
+    Create it with `AsyncTypedClient.within`. For all other calls, for example `delete`, use the transaction itself.
+    """
+
+    def __init__(self, transaction: AsyncTransaction, coding: Coding[T]) -> None:
+        self._transaction, self._coding = transaction, coding
+
+    async def get(self, key: bytes, *, level: Level = Level.LINEARIZABLE) -> TypedItem[T] | None:
+        """Return the decoded value of a key as the transaction sees it, or None. See `AsyncTransaction.get`."""
+        return self._coding.decode_or_none(key, await self._transaction.get(key, level=level))
+
+    async def get_many(self, keys: Iterable[bytes], *, level: Level = Level.LINEARIZABLE) -> dict[bytes, TypedItem[T]]:
+        """Return the keys that are present, each with its decoded value. See `AsyncTransaction.get_many`."""
+        found = await self._transaction.get_many(keys, level=level)
+        return {key: self._coding.decode(key, item) for key, item in found.items()}
+
+    def put(
+        self,
+        key: bytes,
+        value: T,
+        *,
+        ttl_s: float | None = None,
+        if_absent: bool = False,
+        if_present: bool = False,
+        if_version: int | None = None,
+        keep_ttl: bool = False,
+    ) -> None:
+        """Write a key at the commit. See `AsyncTransaction.put`."""
+        self._transaction.put(
+            key,
+            self._coding.encode(key, value),
+            ttl_s=ttl_s,
+            if_absent=if_absent,
+            if_present=if_present,
+            if_version=if_version,
+            keep_ttl=keep_ttl,
+        )
 
 
 class AsyncTypedClient(Generic[T]):
@@ -130,7 +173,9 @@ class AsyncTypedClient(Generic[T]):
 
         All values are encoded before any is sent.
         """
-        encoded = {key: self._coding.encode(key, value) for key, value in items.items()}
+        encoded = {
+            key: self._coding.encode(key, value) for key, value in as_mapping("items", items, "keys to values").items()
+        }
         return await self._client.put_many(encoded, timeout_s=timeout_s)
 
     async def pop(
@@ -161,6 +206,21 @@ class AsyncTypedClient(Generic[T]):
                 continue  # another client has written the key
             return item
         raise contended(key)
+
+    def within(self, transaction: AsyncTransaction) -> AsyncTypedTransaction[T]:
+        """Return a view of a transaction of the client, with this client's codec. Several typed clients may share a
+        transaction.
+
+        Examples:
+            >>> from kvstore.client import json_codec
+            >>> users = AsyncTypedClient(client, json_codec())
+            >>> async with client.transaction() as txn:
+            ...     users.within(txn).put(b"user/1", {"name": "Ann"})
+            >>> found = await users.get(b"user/1")
+            >>> found.value
+            {'name': 'Ann'}
+        """
+        return AsyncTypedTransaction(transaction, self._coding)
 
     def encoded(self, key: bytes, value: T) -> bytes:
         """Return the bytes of a value, for use in a `Batch`. `key` is named in errors."""

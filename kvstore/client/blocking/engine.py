@@ -41,6 +41,7 @@ from kvstore.errors import (
     InvalidRequest,
     Moved,
     NotAuthenticated,
+    OtherCluster,
     OutcomeUnknown,
     Overloaded,
     StoreError,
@@ -111,7 +112,7 @@ class BlockingEngine:
             failure = failure if isinstance(found, NoServerReachable) else found
             left = deadline - self.env.clock.now()
             if left <= 0:
-                raise Unavailable(str(failure))
+                raise failure if isinstance(failure, OtherCluster) else Unavailable(str(failure))
             self._pause(min(next(waits), left))
 
     def close(self) -> None:
@@ -455,6 +456,10 @@ class BlockingEngine:
         for link in gone:
             link.close_when_idle()
 
+    def pause(self, seconds: float) -> None:
+        """Sleep before the next attempt of a transaction, at most until the client is closed."""
+        self._pause(seconds)
+
     def _pause(self, seconds: float) -> None:
         """Sleep until the pause is over or the client is closed."""
         if seconds > 0:
@@ -466,7 +471,7 @@ def _out_of_reach(operations: Sequence[ClientOperation], timeout_s: float) -> St
     unknown."""
     if all(operation.is_read for operation in operations):
         return Unavailable(f"no answer within {timeout_s:g} s")
-    return OutcomeUnknown(f"no outcome within {timeout_s:g} s; the write may still be carried out")
+    return OutcomeUnknown(f"no answer within {timeout_s:g} s; the write may still be carried out")
 
 
 def _answer(operation: ClientOperation) -> Any:

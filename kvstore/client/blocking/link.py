@@ -5,7 +5,7 @@ server, it sends all queued operations in unary frames until its own is answered
 waiting caller. So callers share frames, and a single caller pays for one unary call.
 
 A sender that is still inside gRPC after its call's own time hangs. The callers that wait for it break the link, and the
-engine opens another one, with a channel of its own.
+engine opens another one, with its own channel.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class BlockingLink:
             found = from_rpc_error(error)
             if isinstance(found, NotAuthenticated):
                 raise found from None
-            raise Unavailable(f"{self.address} gives no topology: {found}") from None
+            raise Unavailable(f"{self.address} did not describe the cluster: {found}") from None
         except ValueError:  # gRPC raises it for a closed channel: another caller saw that the link is broken
             raise Unavailable(f"the connection to {self.address} is closed") from None
         self.has_served = True

@@ -7,12 +7,55 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Generic, TypeVar
 
 from kvstore.client.blocking.client import Client
+from kvstore.client.blocking.transaction import Transaction
 from kvstore.client.core.codecs import Codec, Coding, TypedItem, TypedReplaced
+from kvstore.client.core.operations import as_mapping
 from kvstore.client.core.retries import ATTEMPTS_MAX, contended
 from kvstore.client.core.values import Item, Level
 from kvstore.errors import ConditionFailed
 
 T = TypeVar("T")
+
+
+class TypedTransaction(Generic[T]):
+    """The calls of a transaction that carry values, which a codec encodes and decodes.
+
+    Create it with `TypedClient.within`. For all other calls, for example `delete`, use the transaction itself.
+    """
+
+    def __init__(self, transaction: Transaction, coding: Coding[T]) -> None:
+        self._transaction, self._coding = transaction, coding
+
+    def get(self, key: bytes, *, level: Level = Level.LINEARIZABLE) -> TypedItem[T] | None:
+        """Return the decoded value of a key as the transaction sees it, or None. See `Transaction.get`."""
+        return self._coding.decode_or_none(key, self._transaction.get(key, level=level))
+
+    def get_many(self, keys: Iterable[bytes], *, level: Level = Level.LINEARIZABLE) -> dict[bytes, TypedItem[T]]:
+        """Return the keys that are present, each with its decoded value. See `Transaction.get_many`."""
+        found = self._transaction.get_many(keys, level=level)
+        return {key: self._coding.decode(key, item) for key, item in found.items()}
+
+    def put(
+        self,
+        key: bytes,
+        value: T,
+        *,
+        ttl_s: float | None = None,
+        if_absent: bool = False,
+        if_present: bool = False,
+        if_version: int | None = None,
+        keep_ttl: bool = False,
+    ) -> None:
+        """Write a key at the commit. See `Transaction.put`."""
+        self._transaction.put(
+            key,
+            self._coding.encode(key, value),
+            ttl_s=ttl_s,
+            if_absent=if_absent,
+            if_present=if_present,
+            if_version=if_version,
+            keep_ttl=keep_ttl,
+        )
 
 
 class TypedClient(Generic[T]):
@@ -131,7 +174,9 @@ class TypedClient(Generic[T]):
 
         All values are encoded before any is sent.
         """
-        encoded = {key: self._coding.encode(key, value) for key, value in items.items()}
+        encoded = {
+            key: self._coding.encode(key, value) for key, value in as_mapping("items", items, "keys to values").items()
+        }
         return self._client.put_many(encoded, timeout_s=timeout_s)
 
     def pop(self, key: bytes, *, if_version: int | None = None, timeout_s: float | None = None) -> TypedItem[T] | None:
@@ -160,6 +205,21 @@ class TypedClient(Generic[T]):
                 continue  # another client has written the key
             return item
         raise contended(key)
+
+    def within(self, transaction: Transaction) -> TypedTransaction[T]:
+        """Return a view of a transaction of the client, with this client's codec. Several typed clients may share a
+        transaction.
+
+        Examples:
+            >>> from kvstore.client import json_codec
+            >>> users = TypedClient(client, json_codec())
+            >>> with client.transaction() as txn:
+            ...     users.within(txn).put(b"user/1", {"name": "Ann"})
+            >>> found = users.get(b"user/1")
+            >>> found.value
+            {'name': 'Ann'}
+        """
+        return TypedTransaction(transaction, self._coding)
 
     def encoded(self, key: bytes, value: T) -> bytes:
         """Return the bytes of a value, for use in a `Batch`. `key` is named in errors."""

@@ -33,6 +33,7 @@ from kvstore.client.coordination.tasks import RecipeCaller, SessionRunner
 from kvstore.client.coordination.work_queue import Taken
 from kvstore.client.core.fanout import PAGE_LIMIT_MAX
 from kvstore.client.core.values import Item
+from kvstore.coordination_keys import BARRIER, LEADER, LOCK, MEMBER, QUEUE, RENDEZVOUS
 from kvstore.env.library_env import LibraryEnv, library_env
 from kvstore.errors import ConditionFailed, InvalidRequest, Refused, StoreError
 
@@ -246,7 +247,7 @@ class AsyncSession(SessionRunner):
             return found
         if not self.is_alive:
             raise self.lease.ended()
-        raise NotInTime(f"expected a change below {find.prefix!r} in time, got none")
+        raise NotInTime(f"timed out while waiting for a change below {find.prefix!r}")
 
     async def _wait_until_met(self, step: AwaitStep, until: float, changes: AsyncWatch) -> Found | None:
         """Return the keys once the step's condition is met, or None if the watch was closed before. The watch begins
@@ -301,7 +302,7 @@ class AsyncLock:
         True
     """
 
-    _kind = b"lock"
+    _kind = LOCK
     """Part of the keys that distinguishes locks from elections."""
     _value = b""
     """Value of the keys, which the holder can choose."""
@@ -386,7 +387,7 @@ class AsyncElection(AsyncLock):
         (b'host-1', True)
     """
 
-    _kind = b"leader"
+    _kind = LEADER
 
     def __init__(self, session: AsyncSession, name: bytes, value: bytes = b"") -> None:
         super().__init__(session, name)
@@ -429,14 +430,15 @@ class AsyncGroup:
 
     def __init__(self, session: AsyncSession, name: bytes) -> None:
         self._session = session
-        self._prefix = session.lease.path(b"member", name, b"")
+        self._prefix = session.lease.path(MEMBER, name, b"")
 
     async def join(self, value: bytes = b"") -> None:
-        """Join the group under the session's id, with a value that members see. A second call replaces the value."""
+        """Join the group under the session's id, with a value that members see. A second call replaces the value.
+        Costs one round trip."""
         await self._session.run(session_keys.join(self._session.lease, self._prefix, value))
 
     async def leave(self) -> None:
-        """Leave the group."""
+        """Leave the group. Costs one round trip."""
         lease = self._session.lease
         await self._session.run(session_keys.delete(lease, self._prefix + lease.id))
 
@@ -473,7 +475,7 @@ class AsyncBarrier:
 
     def __init__(self, session: AsyncSession, name: bytes, parties: int, *, party: bytes) -> None:
         self._session, self._parties, self._party = session, parties, party
-        self._prefix = session.lease.path(b"barrier", name, b"")
+        self._prefix = session.lease.path(BARRIER, name, b"")
 
     async def wait(self, *, timeout_s: float | None = None) -> None:
         """Wait until all parties have arrived. A party that arrives within an hour after that passes at once.
@@ -505,10 +507,10 @@ class AsyncRendezvous:
 
     def __init__(self, session: AsyncSession, name: bytes) -> None:
         self._session = session
-        self._prefix = session.lease.path(b"rendezvous", name, b"")
+        self._prefix = session.lease.path(RENDEZVOUS, name, b"")
 
     async def publish(self, value: bytes) -> None:
-        """Publish a value until the session ends. A second call replaces the value."""
+        """Publish a value until the session ends. A second call replaces the value. Costs one round trip."""
         await self._session.run(session_keys.join(self._session.lease, self._prefix, value))
 
     async def meet(self, *, timeout_s: float | None = None) -> bytes:
@@ -545,7 +547,7 @@ class AsyncQueue:
 
     def __init__(self, session: AsyncSession, name: bytes) -> None:
         self._session = session
-        self._prefix = session.lease.path(b"queue", name, b"")
+        self._prefix = session.lease.path(QUEUE, name, b"")
 
     async def put(self, value: bytes) -> None:
         """Append an item to the queue. Costs two round trips.
@@ -557,6 +559,8 @@ class AsyncQueue:
 
     async def take(self, *, timeout_s: float | None = None) -> Taken:
         """Take the first free item, and wait for one if there is none.
+
+        Costs two round trips if an item is free. A waiting caller watches the queue and polls nothing.
 
         Returns:
             The item. Its `token` rises each time the item is taken, and `times` counts how often it was taken.
@@ -571,9 +575,10 @@ class AsyncQueue:
         return await self._session.run(work_queue.take(self._prefix), timeout_s=timeout_s)
 
     async def done(self, taken: Taken) -> None:
-        """Remove an item from the queue. Raises SessionEnded if the item may have been delivered again."""
+        """Remove an item from the queue. Costs one round trip. Raises SessionEnded if the item may have been delivered
+        again."""
         await self._session.run(work_queue.done(self._session.lease, self._prefix, taken))
 
     async def give_back(self, taken: Taken) -> None:
-        """Return an item to its old place in the queue, so that another session can take it."""
+        """Return an item to its old place in the queue, so that another session can take it. Costs one round trip."""
         await self._session.run(work_queue.give_back(self._session.lease, self._prefix, taken))

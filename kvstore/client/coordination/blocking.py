@@ -35,6 +35,7 @@ from kvstore.client.coordination.threads import RecipeCaller, SessionRunner
 from kvstore.client.coordination.work_queue import Taken
 from kvstore.client.core.fanout import PAGE_LIMIT_MAX
 from kvstore.client.core.values import Item
+from kvstore.coordination_keys import BARRIER, LEADER, LOCK, MEMBER, QUEUE, RENDEZVOUS
 from kvstore.env.library_env import LibraryEnv, library_env
 from kvstore.errors import ConditionFailed, InvalidRequest, Refused, StoreError
 
@@ -248,7 +249,7 @@ class Session(SessionRunner):
             return found
         if not self.is_alive:
             raise self.lease.ended()
-        raise NotInTime(f"expected a change below {find.prefix!r} in time, got none")
+        raise NotInTime(f"timed out while waiting for a change below {find.prefix!r}")
 
     def _wait_until_met(self, step: AwaitStep, until: float, changes: Watch) -> Found | None:
         """Return the keys once the step's condition is met, or None if the watch was closed before. The watch begins
@@ -303,7 +304,7 @@ class Lock:
         True
     """
 
-    _kind = b"lock"
+    _kind = LOCK
     """Part of the keys that distinguishes locks from elections."""
     _value = b""
     """Value of the keys, which the holder can choose."""
@@ -388,7 +389,7 @@ class Election(Lock):
         (b'host-1', True)
     """
 
-    _kind = b"leader"
+    _kind = LEADER
 
     def __init__(self, session: Session, name: bytes, value: bytes = b"") -> None:
         super().__init__(session, name)
@@ -431,14 +432,15 @@ class Group:
 
     def __init__(self, session: Session, name: bytes) -> None:
         self._session = session
-        self._prefix = session.lease.path(b"member", name, b"")
+        self._prefix = session.lease.path(MEMBER, name, b"")
 
     def join(self, value: bytes = b"") -> None:
-        """Join the group under the session's id, with a value that members see. A second call replaces the value."""
+        """Join the group under the session's id, with a value that members see. A second call replaces the value.
+        Costs one round trip."""
         self._session.run(session_keys.join(self._session.lease, self._prefix, value))
 
     def leave(self) -> None:
-        """Leave the group."""
+        """Leave the group. Costs one round trip."""
         lease = self._session.lease
         self._session.run(session_keys.delete(lease, self._prefix + lease.id))
 
@@ -475,7 +477,7 @@ class Barrier:
 
     def __init__(self, session: Session, name: bytes, parties: int, *, party: bytes) -> None:
         self._session, self._parties, self._party = session, parties, party
-        self._prefix = session.lease.path(b"barrier", name, b"")
+        self._prefix = session.lease.path(BARRIER, name, b"")
 
     def wait(self, *, timeout_s: float | None = None) -> None:
         """Wait until all parties have arrived. A party that arrives within an hour after that passes at once.
@@ -507,10 +509,10 @@ class Rendezvous:
 
     def __init__(self, session: Session, name: bytes) -> None:
         self._session = session
-        self._prefix = session.lease.path(b"rendezvous", name, b"")
+        self._prefix = session.lease.path(RENDEZVOUS, name, b"")
 
     def publish(self, value: bytes) -> None:
-        """Publish a value until the session ends. A second call replaces the value."""
+        """Publish a value until the session ends. A second call replaces the value. Costs one round trip."""
         self._session.run(session_keys.join(self._session.lease, self._prefix, value))
 
     def meet(self, *, timeout_s: float | None = None) -> bytes:
@@ -547,7 +549,7 @@ class Queue:
 
     def __init__(self, session: Session, name: bytes) -> None:
         self._session = session
-        self._prefix = session.lease.path(b"queue", name, b"")
+        self._prefix = session.lease.path(QUEUE, name, b"")
 
     def put(self, value: bytes) -> None:
         """Append an item to the queue. Costs two round trips.
@@ -559,6 +561,8 @@ class Queue:
 
     def take(self, *, timeout_s: float | None = None) -> Taken:
         """Take the first free item, and wait for one if there is none.
+
+        Costs two round trips if an item is free. A waiting caller watches the queue and polls nothing.
 
         Returns:
             The item. Its `token` rises each time the item is taken, and `times` counts how often it was taken.
@@ -573,9 +577,10 @@ class Queue:
         return self._session.run(work_queue.take(self._prefix), timeout_s=timeout_s)
 
     def done(self, taken: Taken) -> None:
-        """Remove an item from the queue. Raises SessionEnded if the item may have been delivered again."""
+        """Remove an item from the queue. Costs one round trip. Raises SessionEnded if the item may have been delivered
+        again."""
         self._session.run(work_queue.done(self._session.lease, self._prefix, taken))
 
     def give_back(self, taken: Taken) -> None:
-        """Return an item to its old place in the queue, so that another session can take it."""
+        """Return an item to its old place in the queue, so that another session can take it. Costs one round trip."""
         self._session.run(work_queue.give_back(self._session.lease, self._prefix, taken))

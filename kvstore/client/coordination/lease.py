@@ -23,6 +23,7 @@ from kvstore.client.coordination.steps import SessionEnded, SessionFull, WriteSt
 from kvstore.client.core import operations
 from kvstore.client.core.batch import Batch
 from kvstore.client.core.operation import DELETE
+from kvstore.coordination_keys import SESSION
 from kvstore.errors import InvalidRequest
 from kvstore.limits import BATCH_BYTES_MAX
 from kvstore.proto import kv_pb2
@@ -76,18 +77,19 @@ class SessionLease:
     _numbers: count[int] = field(default_factory=lambda: count(1))
 
     def __post_init__(self) -> None:
+        self.tag = operations.as_bytes(self.tag)
         if not self.tag or b"{" in self.tag or b"}" in self.tag:
             raise InvalidRequest(f"expected a tag of at least one byte and without braces, got {self.tag!r}")
         if not TTL_S_MIN <= self.ttl_s <= TTL_S_MAX or not 0 <= self.grace_s <= GRACE_S_MAX:
             raise InvalidRequest(
-                f"expected a ttl of {TTL_S_MIN:g} to {TTL_S_MAX:g} s and a grace of 0 to {GRACE_S_MAX:g} "
-                f"s, got {self.ttl_s} s, {self.grace_s} s"
+                f"expected ttl_s to be {TTL_S_MIN:g} to {TTL_S_MAX:g} and grace_s 0 to {GRACE_S_MAX:g}, "
+                f"got {self.ttl_s} and {self.grace_s}"
             )
 
     @property
     def key(self) -> bytes:
         """The session's own key."""
-        return self.path(b"session", self.id)
+        return self.path(SESSION, self.id)
 
     @property
     def renew_after_s(self) -> float:
@@ -98,7 +100,7 @@ class SessionLease:
         """Return a key below the tag, or a prefix if the last part is empty. Raises InvalidRequest for a name with a
         slash."""
         for part in parts:
-            if b"/" in part:
+            if b"/" in operations.as_bytes(part):
                 raise InvalidRequest(f"expected a name without a slash, got {part!r}")
         return b"{" + self.tag + b"}/" + b"/".join(parts)
 
@@ -116,7 +118,9 @@ class SessionLease:
     def ended(self) -> SessionEnded:
         """Return the error for callers of a session that is not alive."""
         is_over = self._is_over or self._was_opened
-        return SessionEnded(f"the session {self.key!r} {'has ended' if is_over else 'was not opened'}")
+        return SessionEnded(
+            f"the session {self.key!r} {'has ended' if is_over else 'was not opened; enter it, or call open()'}"
+        )
 
     # ── times ──
 
@@ -142,7 +146,7 @@ class SessionLease:
         if self._is_over:
             raise self.ended()
         if self._was_opened:
-            raise InvalidRequest(f"the session {self.key!r} was opened already; make a new one")
+            raise InvalidRequest(f"the session {self.key!r} was opened before; make a new session")
         self._was_opened = True
         return Batch().put(self.key, value, ttl_s=self.ttl_s + self.grace_s, if_absent=True).get(self.key)
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from kvstore.client.coordination.lease import SessionLease
 from kvstore.client.coordination.steps import AwaitStep, FindStep, Found, Recipe, SessionEnded, WriteStep
 from kvstore.client.core import operations
+from kvstore.coordination_keys import TURN
 from kvstore.errors import ConditionFailed
 
 EXCLUSIVE, SHARED = b"w", b"r"
@@ -46,7 +47,7 @@ def in_front(line: Found, key: bytes, mode: bytes) -> bytes | None:
 def release_note_of(prefix: bytes) -> bytes:
     """Return the key beside the line in which the last exclusive holder notes its release."""
     tag, _, line = prefix.partition(b"}/")
-    return tag + b"}/turn/" + line
+    return tag + b"}/" + TURN + b"/" + line
 
 
 def has_released(turn: Found, token: int) -> bool:

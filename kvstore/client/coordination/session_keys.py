@@ -26,7 +26,7 @@ def put(lease: SessionLease, name: bytes, value: bytes, *, waits: bool) -> Recip
         except ConditionFailed:
             if not waits:
                 raise NameTaken(
-                    f"{key!r} exists and does not belong to this session; it may end with another session"
+                    f"{key!r} exists and does not belong to this session; waits=True waits until it is deleted"
                 ) from None
         yield AwaitStep(FindStep(key, keys_only=True), lambda found: key not in found, is_key=True)
 

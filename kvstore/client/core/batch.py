@@ -5,6 +5,14 @@ from __future__ import annotations
 from kvstore.client.core import operations
 from kvstore.client.core.operation import ClientOperation
 from kvstore.client.core.values import Level
+from kvstore.errors import InvalidRequest
+
+
+def operations_of(batch: Batch) -> list[ClientOperation]:
+    """Return the operations of a batch. Raises InvalidRequest for anything but a Batch."""
+    if isinstance(batch, Batch):
+        return batch.operations
+    raise InvalidRequest(f"expected a Batch, got {type(batch).__name__} {batch!r:.80}; build one with `Batch().put(…)`")
 
 
 class Batch:

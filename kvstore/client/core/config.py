@@ -63,10 +63,10 @@ def parse_url(url: str) -> ClientConfig:
     Raises:
         ValueError: If the URL is malformed. The error does not show the login.
     """
-    scheme, _, rest = url.partition("://")
+    scheme, separator, rest = url.partition("://")
     authority = re.split("[/?#]", rest, maxsplit=1)[0]
     try:
-        return _parsed(scheme, authority, rest)
+        return _parsed(scheme, separator, authority, rest)
     except ValueError:
         if "@" not in scheme + rest.removeprefix(authority):
             raise
@@ -76,10 +76,10 @@ def parse_url(url: str) -> ClientConfig:
     )
 
 
-def _parsed(scheme: str, authority: str, rest: str) -> ClientConfig:
+def _parsed(scheme: str, separator: str, authority: str, rest: str) -> ClientConfig:
     said, at, hosts = authority.rpartition("@")
     rest = rest.removeprefix(authority)
-    url = f"{scheme}://{hosts}{rest}"  # as errors show it
+    url = f"{scheme}{separator}{hosts}{rest}"  # as errors show it
     login = _login(said) if at else None
     parts = urlsplit(f"{scheme}://hosts{rest}")  # urlsplit accepts no list with an IPv6 address
     if parts.scheme not in (SCHEME, TLS_SCHEME):

@@ -43,7 +43,7 @@ class RangeScan:
         self._routing, self._flags, self._level = routing, flags, level
         self._tagged = tagged_key_or_none(*bounds)
         self._asked_by = routing.ring_version
-        self._merge: Merge[Item] = Merge(self._owners(), *bounds, limit=limit, backwards=backwards)
+        self._merge: Merge[Item] = Merge(self._owners(), *bounds, limit=operations.as_limit(limit), backwards=backwards)
         self._pages: list[ScanPage] = []
 
     @property
@@ -91,8 +91,8 @@ class RangePage:
         self, routing: Routing, bounds: Bounds, token: str | None, *, limit: int, level: Level, flags: int = 0
     ) -> None:
         """Raises InvalidRequest for a wrong limit or token."""
-        if not 0 < limit <= PAGE_LIMIT_MAX:
-            raise InvalidRequest(f"expected a limit of 1 to {PAGE_LIMIT_MAX} keys a page, got {limit}")
+        if not isinstance(limit, int) or not 0 < limit <= PAGE_LIMIT_MAX:
+            raise InvalidRequest(f"expected a limit of 1 to {PAGE_LIMIT_MAX} keys a page, got {limit!r:.80}")
         if token is not None:
             *rest, is_reverse = bounds.rest(token)
             bounds = Bounds(*rest)

@@ -1,6 +1,6 @@
 """One call of a client in progress, and the request ids that distinguish its attempts from other calls. Decides only.
 
-Request ids are numbered per partition, each numbering under a client id of its own. A request keeps the numbering that
+Request ids are numbered per partition, each numbering under its own client id. A request keeps the numbering that
 it began with even if its key moves. So a partition that is down never keeps other partitions from forgetting old
 requests.
 """

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from kvstore.client.core.config import SECONDS_MAX
 from kvstore.client.core.operation import CHECK, DELETE, GET, META, OPERATION_BYTES, PUT, ClientOperation, operation
 from kvstore.client.core.values import Item, Level, Meta, Replaced
 from kvstore.errors import InvalidRequest, StoreError
-from kvstore.limits import BATCH_BYTES_MAX, BATCH_OPS_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX
+from kvstore.limits import (
+    BATCH_BYTES_MAX,
+    BATCH_OPS_MAX,
+    KEY_BYTES_MAX,
+    VALUE_BYTES_MAX,
+    check_transaction_keys,
+)
 from kvstore.proto import kv_pb2
 from kvstore.rpc.status import restore
 
+K = TypeVar("K")
+V = TypeVar("V")
+
+_APPLIES_NOTHING = frozenset((GET, META, CHECK))
 TTL_S_MAX = 1 << 52
 """Maximum time to live in seconds: 142 million years. In milliseconds it fits into 64 bits."""
 
@@ -53,8 +63,10 @@ def put(
     length, size = len(key), len(value)
     if not 0 < length <= KEY_BYTES_MAX or size > VALUE_BYTES_MAX:
         check(key, value)
-    flags = kv_pb2.IF_ABSENT * if_absent | kv_pb2.IF_PRESENT * if_present | kv_pb2.KEEP_TTL * keep_ttl
-    flags |= kv_pb2.RETURN_OLD * return_old
+    flags = kv_pb2.RETURN_OLD * return_old
+    if if_absent or if_present or keep_ttl:
+        check_bools(if_absent=if_absent, if_present=if_present, keep_ttl=keep_ttl)
+        flags |= kv_pb2.IF_ABSENT * if_absent | kv_pb2.IF_PRESENT * if_present | kv_pb2.KEEP_TTL * keep_ttl
     options = None
     if flags or ttl_s is not None or if_version is not None:
         options = options_or_none(flags, ttl_s=ttl_s, if_version=if_version)
@@ -80,14 +92,16 @@ def condition(key: bytes, *, version: int | None = None, present: bool | None = 
         raise InvalidRequest(
             f"expected either a version or whether the key is present, got version={version}, present={present}"
         )
+    if present is not None:
+        check_bools(present=present)
     flags = 0 if present is None else kv_pb2.IF_PRESENT if present else kv_pb2.IF_ABSENT
     return operation(CHECK, key, options=options_or_none(flags, if_version=version))
 
 
 def increment(key: bytes, delta: int = 1) -> ClientOperation:
     key, _ = check(key)
-    if not -(1 << 63) <= delta < 1 << 63:
-        raise InvalidRequest(f"expected a delta of 64 bits, got {delta}")
+    if not isinstance(delta, int) or isinstance(delta, bool) or not -(1 << 63) <= delta < 1 << 63:
+        raise InvalidRequest(f"expected delta to be an integer of 64 bits, got {delta!r}")
     return operation(kv_pb2.INCREMENT, key, options=kv_pb2.Options(delta=delta))
 
 
@@ -105,8 +119,6 @@ def expire(key: bytes, ttl_s: float | None) -> ClientOperation:
 def scan(partition: str, start: bytes, end: bytes, limit: int, level: int, *, flags: int = 0) -> ClientOperation:
     """Return a read of a page of one partition. Flags that only RANGE supports use a RANGE, which older servers refuse;
     in a SCAN they would ignore them."""
-    if limit < 0:
-        raise InvalidRequest(f"expected a limit of 0 (none) or more, got {limit}")
     options = kv_pb2.Options(limit=limit, flags=flags)
     code = kv_pb2.RANGE if flags & ~kv_pb2.KEYS_ONLY else kv_pb2.SCAN
     page = operation(code, start, end, options, as_level(level))
@@ -123,18 +135,34 @@ def count(partition: str, level: int) -> ClientOperation:
 def batch(operations: Sequence[ClientOperation]) -> ClientOperation:
     """Return an atomic batch. Raises InvalidRequest if it is empty or too large: an oversized message would end its
     connection and all operations in flight there."""
-    if not 0 < len(operations) <= BATCH_OPS_MAX:
+    if not operations:
+        raise InvalidRequest("expected at least one operation in a batch, got none")
+    return _whole(kv_pb2.BATCH, operations[0].key, operations, "batch")
+
+
+def transact(operations: Sequence[ClientOperation], partition_of: Callable[[bytes], str]) -> ClientOperation:
+    """Return a transaction. Raises InvalidRequest if it is too large. Servers check the limits of keys and partitions
+    too, by their own ring."""
+    check_transaction_keys((each.key for each in operations), partition_of)
+    written = next((each.key for each in operations if each.code not in _APPLIES_NOTHING), None)
+    whole = _whole(kv_pb2.TRANSACT, written or operations[0].key, operations, "transaction")
+    whole.is_read = written is None
+    return whole
+
+
+def _whole(code: int, key: bytes, operations: Sequence[ClientOperation], name: str) -> ClientOperation:
+    if len(operations) > BATCH_OPS_MAX:
         raise InvalidRequest(
-            f"expected 1 to {BATCH_OPS_MAX} operations in a batch, got {len(operations)}; split the batch"
+            f"expected at most {BATCH_OPS_MAX} operations in a {name}, got {len(operations)}; split the {name}"
         )
     size = sum(len(each.key) + len(each.value) for each in operations)
     if size > BATCH_BYTES_MAX:
-        raise InvalidRequest(f"expected at most {BATCH_BYTES_MAX} bytes in a batch, got {size}; split the batch")
+        raise InvalidRequest(f"expected at most {BATCH_BYTES_MAX} bytes in a {name}, got {size}; split the {name}")
     parts = [
         kv_pb2.Operation(code=each.code, key=each.key, value=each.value, options=each.options)  # type: ignore[arg-type]
         for each in operations
     ]
-    whole = operation(kv_pb2.BATCH, operations[0].key, options=kv_pb2.Options(operations=parts))
+    whole = operation(code, key, options=kv_pb2.Options(operations=parts))
     whole.size = size + OPERATION_BYTES * len(operations)
     return whole
 
@@ -148,6 +176,9 @@ def options_or_none(flags: int, *, ttl_s: float | None = None, if_version: int |
     """Return None if there are no options, which is cheap."""
     if not flags and ttl_s is None and if_version is None:
         return None
+    conditions = {"if_absent": flags & kv_pb2.IF_ABSENT, "if_present": flags & kv_pb2.IF_PRESENT}
+    _check_exclusive(conditions | {"if_version": if_version is not None})
+    _check_exclusive({"keep_ttl": flags & kv_pb2.KEEP_TTL, "ttl_s": ttl_s is not None})
     options = kv_pb2.Options()
     if ttl_s is not None:
         if not isinstance(ttl_s, int | float) or not 0 < ttl_s < TTL_S_MAX:
@@ -161,6 +192,13 @@ def options_or_none(flags: int, *, ttl_s: float | None = None, if_version: int |
         flags |= kv_pb2.IF_VERSION
     options.flags = flags
     return options
+
+
+def _check_exclusive(given: Mapping[str, object]) -> None:
+    """Raise InvalidRequest if more than one of the arguments is given. Servers refuse it too, with their own names."""
+    names = [name for name, is_given in given.items() if is_given]
+    if len(names) > 1:
+        raise InvalidRequest(f"expected at most one of {', '.join(given)}, got {' and '.join(names)}")
 
 
 def check(key: bytes, value: bytes = b"") -> tuple[bytes, bytes]:
@@ -181,11 +219,43 @@ def as_level(given: int) -> Level:
         raise InvalidRequest(f"expected a Level, got {given!r}") from None
 
 
-def as_seconds(given: float) -> float:
-    """Return the maximum time of an operation. Raises InvalidRequest for a time to which no timer can be set."""
-    if isinstance(given, int | float) and given <= SECONDS_MAX:
+def as_limit(given: int) -> int:
+    """Return the maximum number of keys, 0 for all. Raises InvalidRequest for anything but a whole number from 0 on."""
+    if isinstance(given, int) and given >= 0:
         return given
-    raise InvalidRequest(f"expected timeout_s to be at most {SECONDS_MAX:g}, got {given!r}")
+    raise InvalidRequest(f"expected a limit of 0 (none) or more, got {type(given).__name__} {given!r:.80}")
+
+
+def as_mapping(name: str, given: Mapping[K, V], content: str) -> Mapping[K, V]:
+    """Return a mapping. Raises InvalidRequest for anything else, naming the argument and what it maps."""
+    if isinstance(given, Mapping):
+        return given
+    raise InvalidRequest(f"expected {name} to be a mapping of {content}, got {type(given).__name__} {given!r:.80}")
+
+
+def distinct(keys: Iterable[Any]) -> list[bytes]:
+    """Return the keys without repetitions. Raises InvalidRequest for a single key, and for what has no keys."""
+    if not isinstance(keys, bytes | str):
+        try:
+            return list(dict.fromkeys(keys))
+        except TypeError:
+            pass
+    raise InvalidRequest(f"expected keys to be an iterable of bytes, got {type(keys).__name__} {keys!r:.80}")
+
+
+def check_bools(**given: bool) -> None:
+    """Raise InvalidRequest if an argument is not a bool: a number would set other flags."""
+    for name, value in given.items():
+        if not isinstance(value, bool):
+            raise InvalidRequest(f"expected {name} to be True or False, got {type(value).__name__} {value!r:.80}")
+
+
+def as_seconds(given: float) -> float:
+    """Return the maximum time of an operation. Raises InvalidRequest for a time that leaves the operation none, or to
+    which no timer can be set."""
+    if isinstance(given, int | float) and 0 < given <= SECONDS_MAX:
+        return given
+    raise InvalidRequest(f"expected timeout_s to be more than 0 and at most {SECONDS_MAX:g}, got {given!r}")
 
 
 def as_bytes(given: bytes | bytearray | memoryview) -> bytes:
@@ -193,7 +263,7 @@ def as_bytes(given: bytes | bytearray | memoryview) -> bytes:
     the server, it would fail all other operations of the frame."""
     if isinstance(given, bytes | bytearray | memoryview):
         return bytes(given)
-    raise InvalidRequest(f"expected keys and values to be bytes, got {type(given).__name__}")
+    raise InvalidRequest(f"expected a key, value or name as bytes, got {type(given).__name__} {given!r:.80}; encode it")
 
 
 # ── what is answered ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -209,6 +279,11 @@ def decode(operation: ClientOperation, answer: Any) -> Any:
 def decode_batch(operations: Sequence[ClientOperation], answer: kv_pb2.Result) -> list[Any]:
     """Return the results of a batch's operations, in order."""
     return [_decode_part(each, part) for each, part in zip(operations, answer.results, strict=True)]
+
+
+def positions_of(answer: kv_pb2.Result) -> dict[str, int]:
+    """Return the position of a transaction in each partition, as a session token."""
+    return {each.partition: each.sequence for each in answer.positions}
 
 
 def _decode_part(operation: ClientOperation, part: kv_pb2.Result) -> Any:
@@ -264,6 +339,7 @@ _DECODE: dict[int, Callable[[kv_pb2.Result], Any]] = {
     kv_pb2.DELETE_RANGE: lambda answer: answer.integer,
     kv_pb2.COUNT: lambda answer: answer.integer,
     kv_pb2.BATCH: lambda answer: answer,
+    kv_pb2.TRANSACT: lambda answer: answer,
     kv_pb2.SCAN: _part,
     kv_pb2.RANGE: _part,
 }

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from kvstore.backoff import delays
 from kvstore.client.core.operation import ClientOperation
 from kvstore.errors import (
+    Conflict,
     Moved,
     NotLeader,
     OutcomeUnknown,
@@ -62,7 +63,9 @@ def deadline_error(operation: ClientOperation, last: StoreError | None, timeout_
     """Return the error to raise at the deadline. `last`: the error of the last attempt, if it failed."""
     why = f"; the last attempt: {last}" if last is not None else ""
     if not operation.is_read and (operation.is_unknown or operation.is_sent):
-        return OutcomeUnknown(f"no outcome within {timeout_s:g} s{why}")
+        return OutcomeUnknown(
+            f"no answer within {timeout_s:g} s, so the write may or may not have been carried out{why}"
+        )
     if isinstance(last, Retryable) and not isinstance(last, NoServerReachable):
         return last
     return Unavailable(f"no answer within {timeout_s:g} s{why}")
@@ -91,7 +94,15 @@ def pause_s(error: StoreError, waits: Iterator[float]) -> float:
     if is_hint(error):
         return 0.0
     wait_s = next(waits)
+    if isinstance(error, Conflict):  # at once it would meet the same transaction
+        wait_s = wait_s or next(waits)
     return max(wait_s, error.retry_after_ms / 1000) if isinstance(error, RateExceeded) else wait_s
+
+
+def transaction_pauses(random: Random) -> Iterator[float]:
+    """Yield the pauses before each further attempt of a transaction, in seconds. Transactions that have met once must
+    not meet again, so even the first pause is random."""
+    return delays(random, first_s=0.01, cap_s=0.5)
 
 
 def is_hint(error: StoreError) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from kvstore.client.core.operation import ClientOperation
 from kvstore.client.core.operations import names_its_partition
 from kvstore.client.core.values import RING, Level, Token
-from kvstore.errors import Moved, NotLeader, StoreError, Unavailable
+from kvstore.errors import Moved, NotLeader, OtherCluster, StoreError
 from kvstore.proto import kv_pb2
 from kvstore.ring.hashing import TOKENS, token_of
 
@@ -130,13 +130,13 @@ class Routing:
         return address in self.answered or (self.is_named(address) and address not in self.foreign)
 
     def check(self, message: kv_pb2.TopologyResponse, address: str) -> None:
-        """Raise Unavailable for a topology of another cluster than the configured or first one: its data are different,
+        """Raise OtherCluster for the topology of another cluster than the configured or first one. Its data differ,
         even if servers and partitions have the same names."""
         self.cluster = self.cluster or message.cluster
         if message.cluster and message.cluster != self.cluster:
             self.answered.discard(address)
             self.foreign.add(address)
-            raise Unavailable(
+            raise OtherCluster(
                 f"{address}, server {message.server}: expected a server of cluster {self.cluster}, got one "
                 f"of {message.cluster}"
             )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from kvstore.client.core.operation import SEEN_STEP_MS, Numbering
 from kvstore.client.core.routing import Routing
 from kvstore.client.core.values import RING, Token
+from kvstore.client.core.watching import checked_positions
 from kvstore.limits import CLIENT_BYTES
 from kvstore.proto import compact, kv_pb2
 
@@ -44,7 +45,7 @@ class ClientState:
 
     def absorb(self, token: Token) -> None:
         """Read at least as far as the client whose `token` this is."""
-        for partition, sequence in sorted(token.items()):
+        for partition, sequence in sorted(checked_positions("token", token).items()):
             if partition == RING:
                 self.routing.note_ring_version(sequence)
             else:

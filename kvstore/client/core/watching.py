@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from kvstore.client.core.operations import as_bytes
+from kvstore.client.core.operations import as_bytes, as_mapping
 from kvstore.client.core.scanning import scan_bounds
 from kvstore.client.core.values import Item
 from kvstore.errors import InvalidRequest, OutcomeUnknown, Retryable, StoreError
@@ -33,6 +33,11 @@ class Change(NamedTuple):
     partition: str
     expired: bool
     """True if the store deleted the key because it expired."""
+    transaction: str = ""
+    """Name of the transaction over several partitions that made the change, equal in all partitions. Empty for every
+    other change."""
+    transaction_keys: int = 0
+    """Number of different keys that this transaction writes in all partitions. Some writes may change nothing."""
 
 
 class WatchedKeys(NamedTuple):
@@ -49,7 +54,7 @@ class WatchedKeys(NamedTuple):
     ) -> WatchedKeys:
         """Return the keys to watch. Raises InvalidRequest unless the arguments name a key, a prefix, a range or
         everything."""
-        if not 0 < heartbeat_s <= HEARTBEAT_S_MAX:
+        if not isinstance(heartbeat_s, int | float) or not 0 < heartbeat_s <= HEARTBEAT_S_MAX:
             raise InvalidRequest(
                 f"expected heartbeat_s to be more than 0 and at most {HEARTBEAT_S_MAX:g}, got {heartbeat_s!r}"
             )
@@ -75,7 +80,7 @@ class WatchCursor:
 
     def __init__(self, watched: WatchedKeys, after: Mapping[str, int] | None, seen: Mapping[str, int]) -> None:
         self.watched = watched
-        self.position: dict[str, int] = checked_positions("after", after or {})
+        self.position: dict[str, int] = checked_positions("after", {} if after is None else after)
         """Position behind all changes that were returned; empty until a server reports where the watch begins."""
         self.is_ready = False
         """True if a server watches since the last `request`."""
@@ -133,7 +138,10 @@ class WatchCursor:
                 change.record.written_ms,
                 change.record.expires_ms,
             )
-        return Change(change.key, item, change.sequence, change.time_ms, partition, change.expired)
+        return Change(
+            *(change.key, item, change.sequence, change.time_ms, partition, change.expired),
+            *(change.transaction, change.transaction_keys),
+        )
 
     def give(self) -> Change:
         """Return the next change and move `position` behind it."""
@@ -149,7 +157,7 @@ class WatchCursor:
 def checked_positions(name: str, positions: Mapping[str, int]) -> dict[str, int]:
     """Return positions as a dict. Raises InvalidRequest for an impossible position: it would never reach a server, and
     the cluster would seem to be down."""
-    for partition, sequence in positions.items():
+    for partition, sequence in as_mapping(name, positions, "partitions to sequences").items():
         if not isinstance(partition, str) or not is_count(sequence, POSITION_MAX):
             raise InvalidRequest(
                 f"expected `{name}` as {{partition: sequence}} with sequences from 0 on, got "

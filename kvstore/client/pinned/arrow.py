@@ -14,7 +14,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvstore.client.pinned.read import SplitPage
-from kvstore.proto.pinned_page import AGED, EXPIRES, HEADER_BYTES, HEADER_BYTES_MIN, TOKEN_BYTES, PageColumns, joined
+from kvstore.proto.pinned_page import (
+    AGED,
+    DELETED,
+    EXPIRES,
+    HEADER_BYTES,
+    HEADER_BYTES_MIN,
+    TOKEN_BYTES,
+    PageColumns,
+    joined,
+)
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 TIME_MS_MAX = 253_402_128_000_000
@@ -93,7 +102,7 @@ class _Rows:
                 keys = _binary(_offsets(self._page.key_lengths), self._page.keys)
                 return pc.binary_slice(keys, TOKEN_BYTES, END)
             case "value":
-                return self._values()
+                return self._without_deletes(self._values())
             case "version":
                 return pa.array(self._words(1))
             case "created_version":
@@ -126,6 +135,11 @@ class _Rows:
         if where is None:
             return words[places].astype(np.int64)
         return np.where(where, words[np.where(where, places, 0)], 0).astype(np.int64)
+
+    def _without_deletes(self, values: Any) -> Any:
+        """Return the values with nulls in rows that say that a key is deleted."""
+        deleted = self._flags & DELETED != 0
+        return pc.if_else(pa.array(deleted), pa.scalar(None, pa.binary()), values) if deleted.any() else values
 
     def _values(self) -> Any:
         rows = _binary(self._offsets, self._page.rows)

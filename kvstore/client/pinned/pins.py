@@ -78,6 +78,9 @@ class PinnedPartition:
     split_tokens: tuple[int, ...]
     """Last tokens of all splits but the last one."""
     deadline_ms: int
+    intents: int = 0
+    """Number of keys that intents of transactions change if they are committed. The log up to the position lacks these
+    changes; `read_pinned` with `intents_only` reads them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,16 +165,16 @@ def pin_store(
     timeout_s: float = TIMEOUT_S,
     identity: str = "",
 ) -> PinnedStore:
-    """Pin the store, or some of its partitions, and return the pinned positions.
+    """Pin the store, and return the pinned positions of all partitions, or of some.
 
-    If all partitions are pinned, every token belongs to exactly one of them. Costs one call, which takes as long as the
-    slowest partition.
+    Every token belongs to exactly one partition. Costs one call, which takes as long as the slowest partition.
 
     Args:
         cluster: A URL, `host:port`, or a `ClientConfig`.
         ttl_s: How long the pin lives without `renew_pin`, in seconds.
         id: Name of the pin. Pinning an existing name replaces its positions. Empty: a random name.
-        partitions: Ids of the partitions. Empty: all.
+        partitions: Ids of the partitions to return. Empty: all. All are pinned in any case, so that reads show each
+            transaction as a whole.
         split_bytes: Size of a split, in bytes.
         timeout_s: Maximum time for the call, in seconds.
         identity: Id of the cluster that the servers must belong to.
@@ -213,7 +216,8 @@ def renew_pin(
         cluster: A URL, `host:port`, or a `ClientConfig`.
         id: Name of the pin.
         ttl_s: How long the pin lives from now on, in seconds.
-        partitions: Ids of the partitions. Empty: all that have the pin.
+        partitions: Ids of the partitions that must still have the pin. Empty: all that have it. The pin is renewed in
+            the others too, if possible.
         timeout_s: Maximum time for the call, in seconds.
         identity: Id of the cluster that the servers must belong to.
 
@@ -315,6 +319,7 @@ def _pinned_of(message: data_pb2.PinnedPartition) -> PinnedPartition:
         message.bytes,
         tuple(message.split_tokens),
         message.deadline_ms,
+        message.intents,
     )
 
 

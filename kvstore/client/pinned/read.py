@@ -55,6 +55,7 @@ def read_pinned(
     end: bytes = b"",
     prefix: bytes = b"",
     keys_only: bool = False,
+    intents_only: bool = False,
     after: bytes = b"",
     page_bytes: int = 0,
     patience_s: float = PATIENCE_S,
@@ -71,6 +72,8 @@ def read_pinned(
         end: First key behind the range. Empty: no bound.
         prefix: Prefix of the keys, instead of `start` and `end`.
         keys_only: Return empty values.
+        intents_only: Return only what committed intents of transactions write, which is what the log up to the position
+            lacks. This includes keys that they delete, and records that have expired.
         after: Continue behind this page: its `last`.
         page_bytes: Size of a page, in bytes. 0: the server's default.
         patience_s: How long to continue without a page from any replica, in seconds.
@@ -92,6 +95,7 @@ def read_pinned(
         end=end,
         after=after,
         keys_only=keys_only,
+        intents_only=intents_only,
         page_bytes=page_bytes,
     )
     return _read(split, request, patience_s, login)

@@ -105,7 +105,7 @@ class Names:
         try:
             while True:
                 woken.clear()
-                found, left_s = self._look(host, begun, timeout_s, woken.set)
+                found, left_s = self._check(host, begun, timeout_s, woken.set)
                 if found:
                     return found
                 woken.wait(left_s)
@@ -125,7 +125,7 @@ class Names:
         try:
             while True:
                 woken.clear()
-                found, left_s = self._look(host, begun, timeout_s, wake)
+                found, left_s = self._check(host, begun, timeout_s, wake)
                 if found:
                     return found
                 with suppress(TimeoutError):
@@ -136,7 +136,7 @@ class Names:
 
     # ── deciding ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _look(self, host: str, begun: float, timeout_s: float, wake: Wake) -> tuple[tuple[str, ...], float]:
+    def _check(self, host: str, begun: float, timeout_s: float, wake: Wake) -> tuple[tuple[str, ...], float]:
         """Return the addresses, or none and how long to wait before the next check. Raises what `find` raises."""
         with self._lock:
             now, name = self._now(), self._name(host)

@@ -99,7 +99,7 @@ def write_fault(place: Path) -> WriteFault | None:
     exist, the trial creates one in the nearest existing parent. Costs two syncs."""
     there = place.absolute()
     try:
-        with _step("look at the directory"):
+        with _step("read the directory"):
             there = nearest(place)
             if not there.is_dir():
                 raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR))
@@ -108,7 +108,7 @@ def write_fault(place: Path) -> WriteFault | None:
         else:
             _try_directory(there)
     except TrialFailed as failed:
-        where = failed.filename if failed.step == "look at the directory" else None
+        where = failed.filename if failed.step == "read the directory" else None
         return WriteFault(str(where or there), failed.step, failed.errno or 0, failed.strerror or str(failed))
     return None
 

@@ -1,4 +1,4 @@
-"""Writes the lines of a process's log in a thread of its own, so that no caller ever waits for a pipe or a disk.
+"""Writes the lines of a process's log in its own thread, so that no caller ever waits for a pipe or a disk.
 
 The queue is bounded. While nobody reads standard error, or the disk of the log hangs, lines beyond the bound are
 dropped and counted, and one line states the count when the writer continues.

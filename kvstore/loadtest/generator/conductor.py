@@ -164,7 +164,7 @@ class Conductor:
             began=began,
             ended=self.ended or time.time(),
             counted_from=began + self.options.warmup,
-            options=self.options.document() | {"doors": endpoints, "workers": self._workers_most} | self._cluster,
+            options=self.options.document() | {"endpoints": endpoints, "workers": self._workers_most} | self._cluster,
             machine=machine()
             | dict(self._pulse)
             | {"generator_busiest": self.recorder.busiest, "generator_queued": self.recorder.queued},

@@ -1,4 +1,4 @@
-"""Locust users with a schedule: each operation is due at a time of its own, and is measured from that time.
+"""Locust users with a schedule: each operation is due at its own time, and is measured from that time.
 
 A user performs one operation at a time. Operations that become due meanwhile wait, and their waiting counts as latency.
 So a run needs enough users that few are busy at once: the rate of one user times the duration of an operation must stay

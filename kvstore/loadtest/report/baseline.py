@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-FORMAT = 3
+FORMAT = 4
 ASIDE = ("seed", "prefix", "data_dir", "report", "baseline", "errors_max", "achieved_min", "p99_ms")
 """Options in which two comparable runs may differ. They must agree in all others."""
 LENGTHS = ("seconds", "warmup")
@@ -86,7 +86,7 @@ def baseline_of(document: Mapping[str, Any]) -> dict[str, Any]:
     if not document["verdict"]["is_met"]:
         why = [*document["verdict"]["reasons"], *document["verdict"].get("spoiled", [])]
         raise ValueError(f"expected a run that met its goals, got one that failed or was spoiled: {why}")
-    kept = ("door", "operation", "count", "per_s", *PULSES)
+    kept = ("endpoint", "operation", "count", "per_s", *PULSES)
     return {
         "format": FORMAT,
         "made": like_of(document),
@@ -138,9 +138,9 @@ def compare(stored: Mapping[str, Any], document: Mapping[str, Any], tolerance: T
         paces[name] = min(max(ratio, 1.0), PACE_MAX)
         if paces[name] != ratio:
             notes.append(f"{pulse} is {ratio:.2f} times the baseline's, and is limited to {paces[name]:g} times")
-    now = {(each["door"], each["operation"]): each for each in document["operations"]}
+    now = {(each["endpoint"], each["operation"]): each for each in document["operations"]}
     for each in stored["operations"]:
-        lines += _operation(each, now.get((each["door"], each["operation"])), paces, tolerance)
+        lines += _operation(each, now.get((each["endpoint"], each["operation"])), paces, tolerance)
     return Comparison(lines, notes)
 
 
@@ -148,7 +148,7 @@ def _operation(
     stored: Mapping[str, Any], now: Mapping[str, Any] | None, paces: Mapping[str, float], tolerance: Tolerance
 ) -> list[FigureChange]:
     """Compare one operation. An operation that is missing counts as a rate of 0."""
-    name = f"{stored['door']} {stored['operation']}"
+    name = f"{stored['endpoint']} {stored['operation']}"
     lines = [_rate(f"{name} per_s", stored["per_s"], now["per_s"] if now else 0.0, tolerance)]
     if now is not None:
         lines += [_latency(f"{name} {each}", stored[each], paces[each], now[each], tolerance) for each in PULSES]

@@ -69,7 +69,7 @@ def document(recorder: Recorder, run: Run) -> dict[str, Any]:
         "total": total,
         "operations": operations,
         "errors": [
-            {"door": endpoint, "operation": operation, "error": error, "count": count}
+            {"endpoint": endpoint, "operation": operation, "error": error, "count": count}
             for (endpoint, operation, error), count in sorted(recorder.error_counts.items())
         ],
         "wrong": list(recorder.wrong),
@@ -154,7 +154,7 @@ def whole_seconds(since: float, until: float) -> tuple[int, int]:
 def _operation(endpoint: str, operation: str, tally: Tally, counted_s: float) -> dict[str, Any]:
     count = tally.responses.get_total_count()
     return {
-        "door": endpoint,
+        "endpoint": endpoint,
         "operation": operation,
         "count": count,
         "per_s": round(count / counted_s, 1),

@@ -26,7 +26,7 @@ class Goals:
     errors_max: float = 0.01
     """Maximum share of failed operations among all that ended."""
     p99_ms: Mapping[str, float] = field(default_factory=dict)
-    """Maximum p99 by operation, at each endpoint. ALL applies to operations without a goal of their own."""
+    """Maximum p99 by operation, at each endpoint. ALL applies to operations without their own goal."""
 
 
 def p99_goals(text: str) -> dict[str, float]:
@@ -61,5 +61,7 @@ def slow(operations: Iterable[Mapping[str, Any]], goals: Goals) -> list[str]:
     for each in operations:
         goal = goals.p99_ms.get(each["operation"], goals.p99_ms.get(ALL, inf))
         if each["count"] >= COUNT_MIN and each["p99_ms"] > goal:
-            found.append(f"{each['door']} {each['operation']}: p99 is {each['p99_ms']:g} ms; the goal is {goal:g} ms")
+            found.append(
+                f"{each['endpoint']} {each['operation']}: p99 is {each['p99_ms']:g} ms; the goal is {goal:g} ms"
+            )
     return found

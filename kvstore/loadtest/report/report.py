@@ -35,9 +35,7 @@ svg path { fill: none; stroke-width: 1.6 } .one { stroke: var(--one) } .two { st
 .mark text { fill: var(--paper); font-weight: 600 } .mark .band { fill: var(--bad); opacity: .12 }
 pre { white-space: pre-wrap; overflow-wrap: anywhere }
 """
-TEXTS = {"door", "operation", "error", "what", "outcome", "figure", ""}
-HEADINGS = {"door": "endpoint"}
-"""Headings of columns that differ from the names in the JSON document, whose format stays."""
+TEXTS = {"endpoint", "operation", "error", "what", "outcome", "figure", ""}
 
 
 def page(document: Mapping[str, Any], beside: Sequence[FigureChange] = ()) -> str:
@@ -133,7 +131,7 @@ def _operations(document: Mapping[str, Any]) -> str:
     names = ("p50_ms", "p95_ms", "p99_ms", "p99.9_ms", "max_ms", "service_p50_ms", "service_p99_ms")
     rows = [
         {
-            **{name: each[name] for name in ("door", "operation", "count", "per_s", "errors")},
+            **{name: each[name] for name in ("endpoint", "operation", "count", "per_s", "errors")},
             **{name.replace("_ms", " ms").replace("_", " "): each[name] for name in names},
         }
         for each in document["operations"]
@@ -174,7 +172,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
     if not rows:
         return ""
     names = list(rows[0])
-    head = "".join(f"<th{_class(name)}>{escape(HEADINGS.get(name, name))}</th>" for name in names)
+    head = "".join(f"<th{_class(name)}>{escape(name)}</th>" for name in names)
     body = "".join(f"<tr>{_cells(names, row)}</tr>" for row in rows)
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 

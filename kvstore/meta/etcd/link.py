@@ -172,7 +172,7 @@ class EtcdLink:
         await self._call(lambda: self._lease.LeaseRevoke(LeaseRevokeRequest(ID=lease), metadata=self._carried))
 
     def revoke_at_once(self, lease: int) -> None:
-        """End the lease from another thread than the event loop's, over a connection of its own. Waits at most
+        """End the lease from another thread than the event loop's, over its own connection. Waits at most
         REVOKE_S. Errors are logged, because the lease expires in any case."""
         with blocking_channel(self.endpoint, self._places, self._credentials, _OPTIONS) as channel:
             stub: Any = LeaseStub(channel)

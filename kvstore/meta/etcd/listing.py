@@ -14,7 +14,7 @@ PAGE = 1000
 
 
 class Listing:
-    """The listing of one node's children. Each page is a call with a deadline of its own: etcd counts all remaining
+    """The listing of one node's children. Each page is a call with its own deadline: etcd counts all remaining
     keys for each page, so a long list takes long."""
 
     def __init__(self, keys: EtcdKeys, path: str) -> None:

@@ -3,12 +3,11 @@ all."""
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
 from collections.abc import Callable
 
 from kvstore.meta import paths
 from kvstore.meta.etcd.keys import EtcdKeys
+from kvstore.meta.watch_call import WatchCall
 from kvstore.proto.etcd_pb2 import Event
 
 
@@ -56,23 +55,12 @@ class EtcdWatches:
 
 
 class EtcdPathWatch:
-    """One caller's watch of a path. Calls that are not delivered yet coalesce."""
+    """One caller's watch of a path."""
 
     def __init__(self, watches: EtcdWatches, path: str, changed: Callable[[], None]) -> None:
         self.path = path
-        self._watches, self._changed = watches, changed
-        self._context = contextvars.copy_context()
-        self._is_scheduled = False
+        self._watches = watches
+        self.call_soon = WatchCall(changed, lambda: watches.has(self)).call_soon
 
     def close(self) -> None:
         self._watches.remove(self)
-
-    def call_soon(self) -> None:
-        if not self._is_scheduled:
-            self._is_scheduled = True
-            asyncio.get_running_loop().call_soon(self._deliver, context=self._context)
-
-    def _deliver(self) -> None:
-        self._is_scheduled = False
-        if self._watches.has(self):
-            self._changed()

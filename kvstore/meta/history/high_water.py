@@ -130,7 +130,7 @@ class HighWater:
         later = [node for node, count in members.items() if count > self._others.get(node, 0)]
         if raised is None or 2 * len({*later, self._node}) <= len({*members, self._node}):
             return
-        self.confirmed, self._raised = max(self.confirmed, raised), None
+        self.confirmed, self._raised = raised, None
         await _write(self._disk, self._node, self.cluster, self.confirmed)
 
     async def _note_unanswered(self, marks: dict[str, _Mark]) -> None:

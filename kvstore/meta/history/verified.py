@@ -11,6 +11,7 @@ from kvstore.env.ports import Disk, Nursery
 from kvstore.meta.history.seen import Version
 from kvstore.meta.history.verifier import Verifier
 from kvstore.meta.store import Change, Create, MetadataStore, SessionState, SetData, Stat, Watch
+from kvstore.meta.watch_call import WatchCall
 
 
 # docs/protocol.md B29
@@ -80,7 +81,7 @@ class VerifiedStore:
         self._verifier.check(changes[0].path)
         await self._inner.multi(changes)
         for each in changes:
-            if isinstance(each, SetData) and each.version >= 0:
+            if isinstance(each, SetData):  # a write of any version, -1, says nothing about the new one: 0 is never news
                 self._verifier.seen.note_written(each.path, each.version + 1)
             self._verifier.news += isinstance(each, SetData) or (isinstance(each, Create) and not each.ephemeral)
 
@@ -124,8 +125,8 @@ class _VerifiedWatch:
     def __init__(self, store: VerifiedStore, verifier: Verifier, changed: Callable[[], None]) -> None:
         self.inner: Watch
         self._store, self._verifier, self._changed = store, verifier, changed
-        self._context = contextvars.copy_context()
-        self._has_missed = self._is_scheduled = self._is_closed = False
+        self._has_missed = self._is_closed = False
+        self._call = WatchCall(changed, lambda: not self._is_closed)
 
     def close(self) -> None:
         self._is_closed = True
@@ -144,11 +145,4 @@ class _VerifiedWatch:
         notices it."""
         if state is SessionState.OLDER or (state is SessionState.CONNECTED and self._has_missed):
             self._has_missed = False
-            if not self._is_scheduled:
-                self._is_scheduled = True
-                asyncio.get_running_loop().call_soon(self._deliver, context=self._context)
-
-    def _deliver(self) -> None:
-        self._is_scheduled = False
-        if not self._is_closed:
-            self._changed()
+            self._call.call_soon()

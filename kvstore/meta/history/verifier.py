@@ -19,7 +19,6 @@ from contextlib import suppress
 from kvstore.env.events import wait_within
 from kvstore.env.ports import Disk, Nursery
 from kvstore.errors import (
-    Corrupted,
     MetadataError,
     MetadataLost,
     MetadataUnavailable,
@@ -61,7 +60,7 @@ class Verifier:
         """None while the store has no cluster."""
         self._store, self._disk, self._node, self._changed = store, disk, node, changed
         self._is_rung = False
-        """True if another node has raised its high-water mark and waits until others do."""
+        """True if a node may have raised its high-water mark, and waits until others do."""
         self._lower_path = ""
         """Path of the node for which a lower version was found last; empty if there is none."""
         self._waited = 0
@@ -130,7 +129,7 @@ class Verifier:
                     await self._verify()
                 elif self.mark is not None:
                     await self._raise(self.mark)
-            except (MetadataError, Corrupted) as error:
+            except MetadataError as error:
                 log.info("metadata store not verified: %r", error)
                 if self._store.state is SessionState.CONNECTED:
                     await asyncio.sleep(RETRY_S)
@@ -147,11 +146,12 @@ class Verifier:
         self._wake.set()
 
     async def _verify(self) -> None:
-        """Decide if calls are allowed on the current connection. Raises MetadataError, Corrupted."""
+        """Decide if calls are allowed on the current connection. Raises MetadataError."""
         generation = self._store.history.generation
         if self._store.state is not SessionState.CONNECTED:
             return
         why, is_marked = await self._why_older()
+        lower = "" if why else await self._why_still_lower()
         if generation != self._store.history.generation:
             self._wake.set()  # the finding is of a connection that is gone
         elif why:
@@ -162,8 +162,8 @@ class Verifier:
             if not is_marked:  # a mark that an operator has removed meanwhile is not made again
                 with suppress(NodeExists, MetadataError):
                     await self._store.create(paths.OLDER_COPY, why.encode())
-        elif why := await self._why_still_lower():
-            self._refuse(why)
+        elif lower:
+            self._refuse(lower)
         else:
             self._accept(generation)
 
@@ -199,11 +199,13 @@ class Verifier:
             except OSError as error:
                 log.warning("high-water mark %d of the metadata is not on the disk: %s", mark.confirmed, error)
         self._waited = self._waited + 1 if mark.is_pending else 0
-        if mark.is_pending and not self._is_rung and self._waited < CONFIRM_ROUNDS:
+        may_be_rung, self._is_rung = self._is_rung, False
+        is_rung = may_be_rung and await mark.is_rung()  # this node's own ring calls the watch, too
+        if mark.is_pending and not is_rung and self._waited < CONFIRM_ROUNDS:
             return
-        news, rings, is_rung, self._is_rung = self.news, self.has_news, self._is_rung, False
+        news, rings = self.news, self.has_news
         with suppress(VersionConflict, NodeExists):  # another process of this node has raised it
-            if rings or (is_rung and await mark.is_rung()):
+            if rings or is_rung:
                 await mark.raise_it(rings=rings)
             self._marked_news = news
 

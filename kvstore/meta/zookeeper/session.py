@@ -22,7 +22,7 @@ Kazoo's behaviour that must be prevented, and how:
 - It looks hosts up one after the other, for as long as the name server lets it. GuardedClient looks all of them up at
   once, with our own lookup.
 - It calls listeners on the connection's thread, where any call would deadlock. They only post to the loop.
-- Its thread sends heartbeats whether or not the process works. The watchdog ends the session from a thread of its own
+- Its thread sends heartbeats whether or not the process works. The watchdog ends the session from its own thread
   if it has no evidence of that (`give_up`). The next client starts when the evidence is back (docs/protocol.md, P45).
 """
 
@@ -168,7 +168,7 @@ class GuardedClient(KazooClient):  # type: ignore[misc]
         return self._invoke(min(timeout_s, self._session_timeout / 1000 * ANSWER_SHARE), request, xid)
 
     def _authenticate_or_fail(self, host: str, timeout_s: float) -> None:
-        """Log in. A server that requires a login has an error of its own for a wrong one, which kazoo does not know."""
+        """Log in. A server that requires a login has its own error for a wrong one, which kazoo does not know."""
         try:
             self._authenticate(host, timeout_s)
         except SessionClosedRequireSaslError as error:
@@ -259,7 +259,7 @@ class ZooKeeperSession:
         self._is_closing = False
         self._liveness = liveness
         self._given_up: GuardedClient | None = None
-        """The last client whose session the watchdog has ended. Set on its thread."""
+        """The last client whose session the watchdog has ended. The watchdog's thread sets it."""
         self.client = self._start()
         self._forget = liveness.add_session(self.give_up)
 
@@ -331,7 +331,7 @@ class ZooKeeperSession:
                     await done
 
     def _dispose(self, client: GuardedClient) -> asyncio.Future[None]:
-        """Stop a client in a thread of its own: it blocks until kazoo's threads have ended, however long that takes."""
+        """Stop a client in its own thread: it blocks until kazoo's threads have ended, however long that takes."""
         done: asyncio.Future[None] = self._loop.create_future()
 
         def stop() -> None:

@@ -8,7 +8,6 @@ session in order.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import logging
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,6 +17,7 @@ from typing import Any
 from kazoo import exceptions as kazoo
 from kazoo.protocol.states import EventType, WatchedEvent
 
+from kvstore.meta.watch_call import WatchCall
 from kvstore.meta.zookeeper.session import GuardedClient, NotSent
 
 log = logging.getLogger(__name__)
@@ -118,24 +118,13 @@ class RearmedWatch:
 
 
 class PathWatch:
-    """One caller's watch of a path. Calls that are not delivered yet coalesce."""
+    """One caller's watch of a path."""
 
     def __init__(self, standing: RearmedWatch, changed: Callable[[], None]) -> None:
-        self._standing, self._changed = standing, changed
-        self._context = contextvars.copy_context()
-        self._is_scheduled = False
+        self._standing = standing
+        self.call_soon = WatchCall(changed, lambda: self in standing.watches).call_soon
         standing.watches.append(self)
 
     def close(self) -> None:
         if self in self._standing.watches:
             self._standing.watches.remove(self)
-
-    def call_soon(self) -> None:
-        if not self._is_scheduled:
-            self._is_scheduled = True
-            asyncio.get_running_loop().call_soon(self._deliver, context=self._context)
-
-    def _deliver(self) -> None:
-        self._is_scheduled = False
-        if self in self._standing.watches:
-            self._changed()

@@ -27,7 +27,7 @@ from kvstore.types import PartitionId, ServerId
 
 SEES = "sees"
 """Method: returns what a replica sees of the leader, and whether it reaches the replica that asks."""
-UNHEARD_S = 3.0
+SILENT_S = 3.0
 """A replica that has received nothing from the leader for this many seconds asks the others. Equals the time for which
 a link waits for due answers."""
 CONFIRM_S = 2.0
@@ -52,7 +52,7 @@ class ReachReport:
     """One replica's answer to SEES: whether the replica receives from the leader, and whether it reaches the replica
     that asked."""
 
-    unheard_s: float | None
+    silent_s: float | None
     """Seconds for which the replica has received nothing from the leader. None if it receives from the leader, or
     cannot tell."""
     reaches_me: bool
@@ -60,29 +60,29 @@ class ReachReport:
     try, it knows of no failure."""
 
     def encode(self) -> bytes:
-        return orjson.dumps([self.unheard_s, self.reaches_me])
+        return orjson.dumps([self.silent_s, self.reaches_me])
 
     @staticmethod
     def decode(body: bytes) -> ReachReport:
         """Decode an answer. Raises InvalidRequest if it is malformed."""
         try:
-            unheard_s, reaches_me = orjson.loads(body)
-            return ReachReport(None if unheard_s is None else float(unheard_s), bool(reaches_me))
+            silent_s, reaches_me = orjson.loads(body)
+            return ReachReport(None if silent_s is None else float(silent_s), bool(reaches_me))
         except (ValueError, TypeError) as error:
             raise InvalidRequest(f"expected [seconds or null, bool] as an answer to {SEES}, got {body!r}") from error
 
 
 def may_depose(replicas: int, reports: Mapping[ServerId, ReachReport]) -> bool:
-    """Return True if a replica that has received nothing from the leader for UNHEARD_S may replace it. `replicas` is
+    """Return True if a replica that has received nothing from the leader for SILENT_S may replace it. `replicas` is
     the number of all replicas, including the leader and the asking one; `reports` are the others' answers.
 
     A majority, including the asking replica, must not receive anything from the leader, and a majority must reach the
     asking replica. Otherwise that replica would be deposed next, and leadership would change forever.
     """
     majority = replicas // 2 + 1
-    unheard = 1 + sum(report.unheard_s is not None and report.unheard_s >= CONFIRM_S for report in reports.values())
+    silent = 1 + sum(report.silent_s is not None and report.silent_s >= CONFIRM_S for report in reports.values())
     reaching = 1 + sum(report.reaches_me for report in reports.values())
-    return unheard >= majority and reaching >= majority
+    return silent >= majority and reaching >= majority
 
 
 def is_gone(
@@ -91,12 +91,13 @@ def is_gone(
     """Return True if a replica whose connections the leader's address refuses may replace the leader. `others` are all
     replicas but the leader and this one; `registered` are the servers whose replicas have a session.
 
-    Every other replica must confirm that it receives nothing from the leader either; a replica without a session cannot
-    confirm. At least half of those that answer must reach the asking replica.
+    Every other replica that answers must confirm that it receives nothing from the leader either, and none that has a
+    session may be silent: it may receive from the leader. At least half of those that answer must reach the asking
+    replica.
     """
-    confirming = {server for server, report in reports.items() if report.unheard_s is not None}
+    is_received = any(report.silent_s is None for report in reports.values())
     is_reached = 2 * sum(report.reaches_me for report in reports.values()) >= len(reports)
-    return is_reached and all(server in confirming or server not in registered for server in others)
+    return is_reached and not is_received and all(each in reports or each not in registered for each in others)
 
 
 class LeaderWatch:
@@ -139,7 +140,7 @@ class LeaderWatch:
                 await self._agree(server, is_refused=False)
             else:
                 self._unanswered_since, self._tries = None, 0
-                if answer != b"1":
+                if answer[:1] != b"1":
                     await asyncio.sleep(RANK_DELAY_S)
 
     # docs/protocol.md P40
@@ -149,19 +150,24 @@ class LeaderWatch:
             leader, must_reach_back = orjson.loads(body)
         except (ValueError, TypeError) as error:
             raise InvalidRequest(f"expected [leader, bool] in {SEES}, got {body!r}") from error
-        reaches = await self._reaches(asker) if must_reach_back else (self._peers.unheard_s(asker) or 0.0) < CONFIRM_S
-        return ReachReport(self._unheard_s(ServerId(leader)), reaches).encode()
+        reaches = await self._reaches(asker) if must_reach_back else (self._peers.silent_s(asker) or 0.0) < CONFIRM_S
+        return ReachReport(self._silent_s(ServerId(leader)), reaches).encode()
 
     async def _hold(self, server: ServerId) -> tuple[bytes | StoreError, float]:
         """Send the held request. Return the answer or the error, and the seconds of the wait for which this process was
-        awake, as far as slices of AWAKE_S show it."""
+        awake, as far as slices of AWAKE_S show it.
+
+        After an unanswered request, ask what the leader answers at once. A held request would be answered after HOLD_S
+        only. Until then this replica would report a leader as silent that has recovered.
+        """
+        method, patience_s = (HOLD, HOLD_PATIENCE_S) if self._unanswered_since is None else (SERVING, SILENT_S)
         clock, done, awake_s = self._env.clock, asyncio.Event(), 0.0
         answer: bytes | StoreError = b""
 
         async def ask() -> None:
             nonlocal answer
             try:
-                answer = await self._peers.call(server, self._partition, HOLD, b"", HOLD_PATIENCE_S)
+                answer = await self._peers.call(server, self._partition, method, b"", patience_s)
             except StoreError as error:
                 answer = error
             finally:
@@ -184,18 +190,18 @@ class LeaderWatch:
         if awake_s >= HOLD_PATIENCE_S - 0.5 and self._unanswered_since is None:
             self._unanswered_since = asked_at
 
-    def _unheard_s(self, server: ServerId) -> float | None:
+    def _silent_s(self, server: ServerId) -> float | None:
         """Return for how many seconds this replica has received nothing from that server, if it is the leader or
         another replica's server."""
-        unheard_s = self._peers.unheard_s(server)
+        silent_s = self._peers.silent_s(server)
         if server == self._watched and self._unanswered_since is not None:
-            return max(unheard_s or 0.0, self._env.clock.now() - self._unanswered_since)
-        return unheard_s
+            return max(silent_s or 0.0, self._env.clock.now() - self._unanswered_since)
+        return silent_s
 
     async def _agree(self, leader: ServerId, *, is_refused: bool) -> None:
         """Ask the other replicas about the leader, and report it as lost if they agree; then wait a moment."""
         try:
-            if is_refused or (self._unheard_s(leader) or 0.0) >= UNHEARD_S:
+            if is_refused or (self._silent_s(leader) or 0.0) >= SILENT_S:
                 await self._ask_about(leader, is_refused=is_refused)
         except MetadataError:
             pass  # while the metadata store is away no replica can take the lead
@@ -215,12 +221,12 @@ class LeaderWatch:
         others = [server for server in self._peer_replicas.servers if server != leader]
         if is_refused:
             silent = [server for server in others if server not in found]
-            registered = set(await self._claims.published()) if silent else set(others)
+            registered = await self._claims.published() if silent else ()
             is_lost = is_gone(others, found, registered)
         else:
             is_lost = may_depose(len(others) + 2, found)
         if is_lost:
-            is_confirmed = any(report.unheard_s is not None for report in found.values())
+            is_confirmed = any(report.silent_s is not None for report in found.values())
             self._feed(LeaderLost(record, term, is_confirmed))
 
     async def _reports(self, leader: ServerId, *, must_reach_back: bool) -> dict[ServerId, ReachReport]:

@@ -124,8 +124,8 @@ class PeerReplicas:
 
     def says_unreached(self, asker: ServerId) -> bytes:
         """Return what follows the answer to "serving"."""
-        unheard_s = self._peers.unheard_s(asker)
-        return UNREACHED if unheard_s is not None and unheard_s >= UNREACHED_S else b""
+        silent_s = self._peers.silent_s(asker)
+        return UNREACHED if silent_s is not None and silent_s >= UNREACHED_S else b""
 
     # docs/protocol.md P25, G24
     async def furthest(self) -> Position | None:

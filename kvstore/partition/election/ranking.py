@@ -42,7 +42,7 @@ class Incumbent(Enum):
     GONE = auto()
     """The former leader refuses connections, or answers that it does not serve."""
     SILENT = auto()
-    """The former leader does not answer: its link is up, or a connection can neither be made nor is refused."""
+    """The former leader does not answer: either its link is up, or a connection attempt gets no reply."""
     SERVES = auto()
     """The former leader has lost its session but still leads."""
 

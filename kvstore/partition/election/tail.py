@@ -105,7 +105,9 @@ class Tail:
             except (LedgerDeleted, UndecodableNode) as error:  # it lasts until an operator acts
                 if str(error) != self._last_logged:
                     self._last_logged = str(error)
-                    log.error("partition=%s position=%s cannot read on: %s", self._partition, self.position, error)
+                    log.error(
+                        "partition=%s position=%s cannot continue reading: %s", self._partition, self.position, error
+                    )
                 if self._state.position is None and isinstance(error, UndecodableNode):
                     await self._install()  # this replica loses no state by it
                 await asyncio.sleep(DELETED_S)

@@ -173,13 +173,12 @@ class Investigations:
 
     async def _confirm_copy(self) -> None:
         """Confirm a copy once replicas of other origins agreed with it at a later check; it then counts on its own."""
-        state, mine = self._state, dict(self._state.checks)
-        last = max(mine)
-        checks: dict[ServerId, Checks] = {self._server: mine}
+        state, replaced = self._state, self._state.replaced
+        checks: dict[ServerId, Checks] = {self._server: dict(state.checks)}
         checks |= await self._ask_all(Seq(0))
-        is_same_state = state.checks.get(last) == mine[last]  # a state that replaced it meanwhile has no such check
-        confirmed = is_copy_confirmed(self._server, self._replicas(), checks, self._known_origins())
-        if is_same_state and not self.trial.since and confirmed:
+        if state.replaced != replaced or self.trial.since:
+            return  # the answers are about a former state, or another replica has reported a difference meanwhile
+        if is_copy_confirmed(self._server, self._replicas(), checks, self._known_origins()):
             state.mark_confirmed()
 
     def _known_origins(self) -> Origins:

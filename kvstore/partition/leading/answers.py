@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from kvstore.errors import InvalidRequest, Moved, NotLeader, OutcomeUnknown, StoreError
-from kvstore.partition.state.commands import Code, Op, Reply, Result, Sink
+from kvstore.partition.state.commands import Op, Reply, Result, Sink
 from kvstore.partition.state.state import ReplicaState
 from kvstore.types import PartitionId, Position
 
@@ -162,10 +162,6 @@ def lost(replies: Iterable[Reply], partition: PartitionId) -> list[Reply]:
     ]
 
 
-def unknown_code(code: int) -> InvalidRequest:
-    return InvalidRequest(f"expected an operation code from 1 to {max(Code)}, got {code}")
-
-
 def malformed(op: Op, error: Exception) -> InvalidRequest:
     """Return the error for an operation whose evaluation raised an unexpected exception."""
-    return InvalidRequest(f"malformed operation {op[0]}: {error!r}")
+    return InvalidRequest(f"malformed operation {op.code}: {error!r}")

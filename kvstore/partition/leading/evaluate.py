@@ -8,28 +8,40 @@ a tuple.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
 
-from kvstore.errors import Moved, Overloaded, RequestExpired, StoreError
+from kvstore.errors import Moved, NotYetRaised, Overloaded, RequestExpired, StoreError, Unavailable
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.namespaces import Meter
 from kvstore.partition.config import PartitionConfig
+from kvstore.partition.leading.foreseen import Foreseen
 from kvstore.partition.leading.plain_puts import put_all, put_together
-from kvstore.partition.leading.range_delete import RANGE_KEYS_MAX, RangeId, RangeSink, cut, written_between
+from kvstore.partition.leading.prepare import TransactionRules
+from kvstore.partition.leading.range_delete import (
+    RANGE_KEYS_MAX,
+    RangeId,
+    RangeSink,
+    Reap,
+    RestOfRange,
+    cut,
+    written_between,
+)
 from kvstore.partition.leading.range_reads import keys_in
 from kvstore.partition.leading.reading import ENTRY_READ_MAX, LOOKED_UP_BYTES, ReadBudget
 from kvstore.partition.leading.serving_ranges import ServingRanges
 from kvstore.partition.leading.usage import Usage
 from kvstore.partition.state import entry as entries
-from kvstore.partition.state.commands import Code, Op, Reply, RequestId, Result
+from kvstore.partition.state.commands import Code, DeleteRange, Op, Prepare, Put, Reply, RequestId, Result, Transact
 from kvstore.partition.state.draft import Draft
 from kvstore.partition.state.entry import CREATE, OVERWRITE, Entry, EntryKind, Requests
+from kvstore.partition.state.marks import MarkRecord
 from kvstore.partition.state.move_records import KIND_OF, MoveRecord, Own
 from kvstore.partition.state.move_records import encode as encode_record
 from kvstore.partition.state.operations import MUTATIONS, check_request, check_sizes
-from kvstore.partition.state.overlay import UNTOUCHED, Layer, Overlay, Row, Untouched
+from kvstore.partition.state.overlay import UNTOUCHED, Layer, Overlay, Row, TransactionChanges, Untouched
 from kvstore.partition.state.results import decode_result, fits, misused
 from kvstore.partition.state.retry_table import (
     BYTES_PER_CLIENT,
@@ -39,21 +51,20 @@ from kvstore.partition.state.retry_table import (
     touched_tokens,
 )
 from kvstore.partition.state.rows import EXPIRES, created_of, data_key, data_keys_of, record_of
-from kvstore.partition.state.scope import ELSEWHERE
+from kvstore.partition.state.scope import ELSEWHERE, bound
 from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import NOTHING, PART, WHOLE
+from kvstore.partition.state.traits import SINCE
+from kvstore.partition.transactions.attempts import Decide
+from kvstore.versions import build_for
 
 Item = tuple[Op, Any, int]
 """Operation, sink, token."""
 
 TOGETHER_MIN = 4
 """From this number of plain puts on, evaluating them batched costs less than one by one."""
-REAP = 64
-"""(REAP, b"", keys): delete those of `keys` that are past their expiry. Only the leader itself submits this
-operation."""
 
 _CREATED, _OVERWRITTEN = bytes((CREATE,)), bytes((OVERWRITE,))
-_PUT, _BATCH, _DELETE_RANGE = int(Code.PUT), int(Code.BATCH), int(Code.DELETE_RANGE)
 
 
 class NextEntry(msgspec.Struct, frozen=True):
@@ -80,6 +91,15 @@ class Decided(msgspec.Struct, frozen=True):
     """Operations on a frozen range, which accepts no writes at the moment."""
     away: list[tuple[Item, Moved]]
     """Operations on keys that another partition owns, each with its Moved error."""
+    locked: Sequence[Item] = ()
+    """Writes on keys that a transaction holds. They wait until it has ended."""
+    early: Sequence[Item] = ()
+    """Records of transactions that wait for a pin that this partition has not taken yet."""
+    spread: Sequence[Item] = ()
+    """Transactions that begin here and have keys of other partitions."""
+    needs_proof: bool = False
+    """True if the replies may be delivered only behind an append that is sent from now on, even if the batch changes
+    nothing."""
 
 
 class Evaluator:
@@ -89,10 +109,18 @@ class Evaluator:
         self._serving_ranges = serving_ranges
         self._frozen: list[Item] = []
         self._away: list[tuple[Item, Moved]] = []
+        self._locked: list[Item] = []
+        self._spread: list[Item] = []
+        self._early: list[Item] = []
+        self.needs_proof = False
+        self.foreseen = Foreseen(state)
+        self.transactions = TransactionRules(self, state, serving_ranges, self.foreseen)
         self._state, self._epoch, self._config = state, epoch, config
         self._overlay = Overlay()
-        self.usage = Usage(state, epoch, self._overlay)
+        self.usage = Usage(state, epoch, self._overlay, self.foreseen)
         self._next_seq = state.seq + 1
+        self.mark = state.mark
+        """The highest number of a pin in the log, with entries in flight."""
         self._time_ms = state.record_time_ms
         self.draft = Draft(self._next_seq, self._time_ms)
         """The draft of the entry under construction."""
@@ -124,6 +152,8 @@ class Evaluator:
     def record(self, record: MoveRecord, date_ms: int, requests: Requests | None = None) -> NextEntry:
         """Return the next entry as a record about a range of tokens. From this call on, the record counts as sent.
         Raises Unavailable if the record contradicts the records before it."""
+        if isinstance(record, MarkRecord):
+            self._send_mark(record)
         self._serving_ranges.send(record)
         kind = KIND_OF[type(record)]
         seq, time_ms = (record.seq, record.time_ms) if isinstance(record, Own) else (0, 0)
@@ -137,9 +167,27 @@ class Evaluator:
         self._overlay.layers.append(Layer())
         return NextEntry(made, payload, [])
 
-    def applied(self) -> None:
-        """Drop the overlay of the oldest entry in flight, because the state now contains that entry."""
-        self._overlay.layers.popleft()
+    # docs/protocol.md Tx13
+    def _send_mark(self, record: MarkRecord) -> None:
+        """Note the number of a MARK. Raises Unavailable if a MARK that keeps a state has no higher number than the
+        MARKs before it: it would keep what has happened after a later pin."""
+        if record.takes and 0 < record.number <= self.mark:
+            raise Unavailable(
+                f"partition {self._state.partition}: expected a pin with a number above {self.mark}, "
+                f"got {record.number}; take it again"
+            )
+        self.mark = max(self.mark, record.number)
+
+    def applied(self) -> TransactionChanges | None:
+        """Drop the overlay of the oldest entry in flight, because the state now contains that entry. Return the
+        entry's changes of intents and decisions."""
+        return self._overlay.layers.popleft().transactions
+
+    def foresee_again(self) -> None:
+        """Take the intents and decisions from the state again, because a record about tokens has been applied. The
+        writes that wait at intents must be evaluated again."""
+        self.foreseen.release()
+        self.foreseen.rebuild(self._overlay.layers)
 
     # docs/protocol.md P7
     def evaluate(self, items: list[Item], date_ms: int) -> Decided:
@@ -153,6 +201,7 @@ class Evaluator:
         replies: list[Reply] = []
         rest: list[Item] = []
         self._frozen, self._away, self._begun = [], [], []
+        self._locked, self._spread, self._early, self.needs_proof = [], [], [], False
         try:
             decided, self._reading.left = 0, ENTRY_READ_MAX
             while decided < len(items):
@@ -165,21 +214,37 @@ class Evaluator:
         except Exception:
             for sink in self._begun:  # it has not begun: it is evaluated again
                 sink.forget()
+            self.foreseen.undo(draft.layer.transactions)
+            for op, _, _ in self._locked:
+                self.foreseen.wait_no_more(op)
+            for op, _, _ in self._spread:
+                self.foreseen.unclaim(op)
+            for op, _, _ in items:
+                if isinstance(op, Decide) and op.running is not None:
+                    op.running.is_sent = False
             raise
         self._stored = {}
-        return Decided(entry, replies, rest, self._frozen, self._away)
+        return Decided(
+            *(entry, replies, rest, self._frozen, self._away),
+            locked=self._locked,
+            early=self._early,
+            spread=self._spread,
+            needs_proof=self.needs_proof,
+        )
 
     def _evaluate_lone(self, item: Item, time_ms: int) -> Decided | None:
         """Evaluate a batch of exactly one plain put to a key that no entry in flight touches, without a draft. This
         saves 22 calls. Return None, with nothing decided, for any other batch."""
         op, sink, token = item
-        if op[0] != _PUT or op[3] or op[4] or self._serving_ranges.blocked_keys:
+        if op.__class__ is not Put or op.expires_ms or op.flags or self._serving_ranges.blocked_keys:
             return None
-        key, value, request = op[1], op[2], op[6]
+        key, value, request = op.key, op.value, op.request
         if not 0 < len(key) <= KEY_BYTES_MAX or len(value) > VALUE_BYTES_MAX:
             return None
         if self._prefixes and key.startswith(self._prefixes):
             return None  # it is metered
+        if self.foreseen.locks and key in self.foreseen.locks:
+            return None
         if self._overlay.layers and self._overlay.touched_of([key]):
             return None
         row_key = data_key(key)
@@ -221,7 +286,7 @@ class Evaluator:
 
     def _evaluate_some(self, draft: Draft, items: list[Item], replies: list[Reply], rest: list[Item]) -> int:
         """Evaluate `items` until the entry is full. Return how many were evaluated."""
-        keys = [item[0][1] for item in items]
+        keys = [item[0].key for item in items]
         data_keys = data_keys_of(keys)
         reading = self._reading
         rows = reading.multi_get(data_keys)
@@ -234,7 +299,9 @@ class Evaluator:
             NOTHING if self._serving_ranges.blocked_keys else self._serving_ranges.writable
         )  # NOTHING: each operation is evaluated on its own
         slices, holds_row = writable.slices, writable.holds_row
-        if len(items) >= TOGETHER_MIN and not metered and writable.holds_rows(data_keys):
+        locks = self.foreseen.locks
+        is_locked = bool(locks) and not locks.keys().isdisjoint(keys)
+        if len(items) >= TOGETHER_MIN and not metered and not is_locked and writable.holds_rows(data_keys):
             ops, sinks, tokens = zip(*items, strict=True)
             versions = put_together(draft, ops, keys, data_keys, rows, self._overlay, touched, self._state.retries)
             if versions is not None:
@@ -249,26 +316,27 @@ class Evaluator:
             op, sink, token = item
             result: Result
             if (
-                op[0] == _PUT
-                and not (op[3] or op[4])
+                op.__class__ is Put
+                and not (op.expires_ms or op.flags)
                 and key not in touched
                 and key not in written
+                and not (locks and key in locks)
                 and (row is None or row[0] < EXPIRES)
                 and (slices[row_key[1]] == WHOLE or (slices[row_key[1]] == PART and holds_row(row_key)))
             ):
-                if op[6] is None:
-                    result = self._put(draft, key, row_key, op[2], row)
+                if op.request is None:
+                    result = self._put(draft, key, row_key, op.value, row)
                 else:
-                    result = self._put_once(draft, key, row_key, op[2], row, op[6])
+                    result = self._put_once(draft, key, row_key, op.value, row, op.request)
                 replies.append((sink, token, result))
                 continue
-            if op[0] == _DELETE_RANGE:
-                result = self._delete_range(op, item, rest)
-            elif op[0] == REAP:
-                result = self._reap(op[2], item, rest)
+            if isinstance(op, DeleteRange):
+                result = self._reap(op.keys, item, rest) if isinstance(op, Reap) else self._delete_range(op, item, rest)
             else:
-                result = self._decide(item, row_key)
+                result = self._decide(op, item, row_key)
             if result is not UNTOUCHED:
+                if op.__class__ is Prepare and self.transactions.prepared is not None:
+                    sink = self.transactions.prepared.sink(sink)
                 replies.append((sink, token, result))
             elif self._serving_ranges.blocked_keys:
                 slices = NOTHING.slices
@@ -307,13 +375,14 @@ class Evaluator:
     def live(self, key: bytes) -> Row | None:
         """Return the key's record as the preceding operations leave it. If the record has expired, first add its delete
         to the draft, then return None."""
-        row = self._latest(key)
+        row = self.latest(key)
         if row is not None and 0 < row[4] <= self.draft.time_ms:
             self.draft.delete(key, row)
             return None
         return row
 
-    def _latest(self, key: bytes) -> Row | None:
+    def latest(self, key: bytes) -> Row | None:
+        """Return the key's record as the preceding operations leave it, even if it has expired."""
         row: Row | Untouched | None = self.draft.layer.rows.get(key, UNTOUCHED)
         if row is UNTOUCHED:
             row = self._overlay.find(key)
@@ -367,62 +436,135 @@ class Evaluator:
         """Delete the keys that are past their expiry. If a key may not be written now, a note in the entry advances
         record time past the expiry instead. Return UNTOUCHED if the operation continues in the next batch."""
         may_write = self._serving_ranges.may_write
+        by_key = self.foreseen.intents.by_key
         for place, key in enumerate(keys):
             if self._reading.left <= 0 and place:
-                rest.append(((REAP, b"", keys[place:]), *item[1:]))
+                rest.append((Reap(keys=keys[place:]), *item[1:]))
                 return UNTOUCHED
+            if by_key and key in by_key:  # docs/protocol.md Tx9: whoever asked for the delete waits for the transaction
+                continue
             if may_write(data_key(key)):
                 self.live(key)
             elif not self.draft.keys:
                 self.draft.note(key)
         return None
 
-    def _is_kept(self, item: Item, keys: list[bytes]) -> bool:
+    def is_owned(self, item: Item, row_key: bytes) -> bool:
+        """Return True if the record is owned. Otherwise put the operation aside and return False."""
+        if self._serving_ranges.may_read(row_key):
+            return True
+        self._away.append((item, self._serving_ranges.moved(row_key)))
+        return False
+
+    # docs/protocol.md Tx13
+    def is_behind(self, item: Item, mark: int) -> bool:
+        """Return True if the log has a MARK of at least this number. Otherwise put the operation aside and return
+        False."""
+        if mark <= self.mark:
+            return True
+        self._early.append(item)
+        return False
+
+    # docs/protocol.md Tx9
+    def _is_free(self, item: Item) -> bool:
+        """Return True if no transaction holds a key of the write. Otherwise put the write aside and return False."""
+        locks, op = self.foreseen.locks, item[0]
+        keys = [each.key for each in op.ops] or [op.key]
+        if locks.keys().isdisjoint(keys):
+            return True
+        self.wait(item, keys)
+        return False
+
+    def wait(self, item: Item, keys: Collection[bytes]) -> None:
+        """Put an operation aside until a transaction has ended, and lock these keys meanwhile."""
+        if keys:
+            self.foreseen.wait(item[0], keys)
+        else:
+            self.foreseen.wait_without_place()
+        self._locked.append(item)
+
+    def is_kept(self, item: Item, keys: list[bytes]) -> bool:
         """Return True if all records at `keys` are owned and take writes. Otherwise put the operation aside and return
         False."""
         op, serving_ranges = item[0], self._serving_ranges
-        if not (serving_ranges.is_freezing or serving_ranges.blocked_keys) and all(map(serving_ranges.may_write, keys)):
+        if serving_ranges.takes_writes(keys):
             return True
         for each in keys:
             if not serving_ranges.may_read(each):
                 self._away.append((item, serving_ranges.moved(each)))
                 return False
-        if not (serving_ranges.blocked_keys.isdisjoint(keys) and all(map(serving_ranges.may_write, keys))):
-            if op[0] == _BATCH:  # later operations on its keys wait behind the batch
-                serving_ranges.blocked_keys.update(keys)
-            self._frozen.append(item)
-            return False
-        return True
+        if op.ops:  # later operations on its keys wait behind the batch
+            serving_ranges.blocked_keys.update(keys)
+        self._frozen.append(item)
+        return False
 
-    def _decide(self, item: Item, row_key: bytes) -> Result | StoreError:
+    def _decide(self, op: Op, item: Item, row_key: bytes) -> Result | StoreError:
         """Return the result of any operation but DELETE_RANGE and REAP, or the error that refuses it; UNTOUCHED if the
         operation is put aside."""
-        op = item[0]
-        request: RequestId | None = op[-1]
-        is_batch = op[0] == _BATCH
+        request, batch = op.request, op if op.ops else None
         try:
-            hash_of_key = hash_at_hand(op[1], row_key)
-            if request is not None:
+            hash_of_key = hash_at_hand(op.key, row_key)
+            if request is not None and op.__class__ is not Decide:
                 known = self._known(request, hash_of_key, self.draft.layer, self.draft.time_ms)
                 if known is not UNTOUCHED:
                     return known if fits(op, known) else misused(request)
-            row_keys = [data_key(each[1]) for each in op[2]] if is_batch else [row_key]
-            if not self._is_kept(item, row_keys):
+            if op.code in SINCE:
+                self._check_version(op)
+            if (rule := self.transactions.by_class.get(op.__class__)) is not None:
+                return rule(op, item, row_key)
+            row_keys = [row_key] if batch is None else [data_key(each.key) for each in batch.ops]
+            if op.__class__ is Transact and self._is_spread(op, item, row_key, row_keys):
                 return UNTOUCHED
-            if is_batch:
+            if not self.is_kept(item, row_keys) or (self.foreseen.locks and not self._is_free(item)):
+                return UNTOUCHED
+            if batch is not None:
                 self._reading.left -= LOOKED_UP_BYTES * len(row_keys)
             before = self.draft.last_seq
-            is_plain = is_batch and not (self._prefixes and any(each[1].startswith(self._prefixes) for each in op[2]))
-            result = put_all(self.draft, op[2], row_keys, self._reading, self._overlay) if is_plain else None
+            result: Result = None
+            if batch is not None and not (
+                self._prefixes and any(each.key.startswith(self._prefixes) for each in batch.ops)
+            ):
+                result = put_all(self.draft, batch.ops, row_keys, self._reading, self._overlay)
             if result is None:
-                result = MUTATIONS[op[0]](self, op)
+                result = MUTATIONS[op.code](self, op)
+            if op.__class__ is Transact:
+                result = (result, [(self._state.partition, self.draft.last_seq)])
             if request is not None:
                 if self.draft.last_seq == before:
-                    self.draft.note(op[1])  # otherwise a late duplicate could still change something
-                self.draft.answer(request, hash_of_key, result, touched_tokens(row_keys) if is_batch else b"")
+                    self.draft.note(op.key)  # otherwise a late duplicate could still change something
+                self.draft.answer(request, hash_of_key, result, b"" if batch is None else touched_tokens(row_keys))
         except StoreError as error:
             return error
         return result
+
+    # docs/protocol.md Tx2
+    def _is_spread(self, op: Op, item: Item, row_key: bytes, row_keys: list[bytes]) -> bool:
+        """Return True, and put the transaction aside, if its home key is owned here and other keys of it are not."""
+        assert isinstance(op, Transact)
+        serving_ranges = self._serving_ranges
+        may_read = serving_ranges.may_read
+        if not may_read(row_key) or all(map(may_read, row_keys)):
+            return False
+        if not serving_ranges.may_write(row_key):
+            self._frozen.append(item)
+        elif self.transactions.begin(op, item):
+            self._spread.append(item)
+        return True
+
+    def known(self, request: RequestId, hash_of_key: int) -> Result:
+        """Return the result of a request that was carried out before; UNTOUCHED if it is new. Raises Refused,
+        Overloaded."""
+        return self._known(request, hash_of_key, self.draft.layer, self.draft.time_ms)
+
+    # docs/protocol.md V4
+    def _check_version(self, op: Op) -> None:
+        """Raise NotYetRaised if the log's version does not allow the records of this write."""
+        since = SINCE[op.code]
+        if self._state.log_version < since:
+            raise NotYetRaised(
+                f"partition {self._state.partition}: expected log version {since} or higher for {Code(op.code).name}, "
+                f"got {self._state.log_version}; upgrade all servers to {build_for(since)}"
+            )
 
     def _known(self, request: RequestId, hash_of_key: int, layer: Layer, time_ms: int) -> Result:
         """Return the result of a request that is remembered, in flight or in `layer`; UNTOUCHED if the request is new.
@@ -445,34 +587,35 @@ class Evaluator:
             return UNTOUCHED
         return remembered if isinstance(remembered, int) else decode_result(remembered)
 
-    def _delete_range(self, op: Op, item: Item, rest: list[Item]) -> Result | StoreError:
+    def _delete_range(self, op: DeleteRange, item: Item, rest: list[Item]) -> Result | StoreError:
         """Return how many keys were deleted; UNTOUCHED if the operation continues in the next batch.
 
         Keys are deleted one by one, as effects: a large range is not deleted atomically, and the request id goes with
         its last key.
         """
-        _, start, end, request, *so_far = op
-        count, hash_of_key, assigned = so_far or (
-            0,
-            hash_at_hand(start, data_key(start)),
-            getattr(op, "assigned", None),
-        )
+        start, end, request, assigned = op.key, op.end, op.request, op.assigned
+        so_far = op if isinstance(op, RestOfRange) else None
+        count = 0 if so_far is None else so_far.count
+        hash_of_key = hash_at_hand(start, data_key(start)) if so_far is None else so_far.hash_of_key
         try:
-            known = UNTOUCHED if request is None or so_far else self._known_range(request, hash_of_key)
+            known = UNTOUCHED if request is None or so_far is not None else self._known_range(request, hash_of_key)
         except StoreError as error:
             return error
         if known is not UNTOUCHED:
-            return known if fits(op, known) else misused(request)
+            return known if request is None or fits(op, known) else misused(request)
         serving_ranges = self._serving_ranges
         if serving_ranges.is_freezing:
             self._frozen.append(item)
             return UNTOUCHED
         if assigned is not None and not serving_ranges.readable.covers_all(assigned):
-            if so_far:
+            if so_far is not None:
                 return ELSEWHERE
             self._away.append((item, ELSEWHERE))
             return UNTOUCHED
         tokens = assigned or serving_ranges.writable
+        if self.foreseen.locks and (locked := self.foreseen.locked_between(start, end, tokens)):
+            self.wait(item, locked)
+            return UNTOUCHED
         stored, following = keys_in(self._state, start, end, RANGE_KEYS_MAX, tokens)
         under_way = written_between(self._overlay, self.draft, start, following or end or None, tokens)
         keys, following = cut(sorted({*stored, *under_way}), following, self.draft.size)
@@ -487,10 +630,11 @@ class Evaluator:
                 count += 1
         if following is not None:
             sink = item[1]
-            if not so_far:
+            if so_far is None:
                 sink = RangeSink(sink, self._ranges, request, hash_of_key)
                 self._begun.append(sink)
-            rest.append(((op[0], following, end, request, count, hash_of_key, assigned), sink, item[2]))
+            following_op = RestOfRange(following, end, request, count, hash_of_key)
+            rest.append((following_op if assigned is None else bound(following_op, assigned), sink, item[2]))
             return UNTOUCHED
         if request is not None:
             self.draft.note(start)

@@ -52,7 +52,7 @@ class ExpiredReads:
         """Let a read of one key wait, because the key has expired at `now_ms` or because earlier reads of the key
         already wait."""
         self.count += 1
-        key, each = read[0][1], _ExpiredRead(now, now_ms, read)
+        key, each = read[0].key, _ExpiredRead(now, now_ms, read)
         waiting = self.by_key.get(key)
         if waiting is not None:
             waiting.append(each)
@@ -128,4 +128,4 @@ class _DeletesSink(Sink):
         self._then(result if isinstance(result, StoreError) else None)
 
     def flush(self) -> None:
-        """Do nothing, because the reads have sinks of their own."""
+        """Do nothing, because the reads have their own sinks."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -22,7 +22,16 @@ from typing import Any
 from kvstore.env import Env
 from kvstore.env.events import Alarm
 from kvstore.env.slow_log import hash_of
-from kvstore.errors import NotEnoughBookies, NotLeader, OutcomeUnknown, Overloaded, StoreError, Unavailable
+from kvstore.errors import (
+    Conflict,
+    InvalidRequest,
+    NotEnoughBookies,
+    NotLeader,
+    OutcomeUnknown,
+    Overloaded,
+    StoreError,
+    Unavailable,
+)
 from kvstore.os_errors import is_passing
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.answers import (
@@ -32,32 +41,41 @@ from kvstore.partition.leading.answers import (
     SingleResultSink,
     lost,
     malformed,
-    unknown_code,
 )
 from kvstore.partition.leading.batch_delay import BatchDelay
 from kvstore.partition.leading.entry_in_flight import ALL_IN_FLIGHT_MAX, EntryInFlight, check_capacity, note_slow
-from kvstore.partition.leading.evaluate import REAP, Evaluator, NextEntry
+from kvstore.partition.leading.evaluate import Decided, Evaluator, NextEntry
 from kvstore.partition.leading.leader_reads import LeaderReads
 from kvstore.partition.leading.observed import Observed
-from kvstore.partition.leading.queue import QueuedBatch
+from kvstore.partition.leading.prepare import mark_of
+from kvstore.partition.leading.prepared_answers import PreparedAnswers
+from kvstore.partition.leading.queue import Arrived, QueuedBatch
+from kvstore.partition.leading.range_delete import Reap
 from kvstore.partition.leading.read_lease import ReadLease
 from kvstore.partition.leading.record_time import LeadClock
 from kvstore.partition.leading.serving_ranges import ServingRanges
 from kvstore.partition.leading.sweeping import Sweeper
-from kvstore.partition.leading.traced import trace_entry
+from kvstore.partition.leading.traced import trace_entry, traced_step
 from kvstore.partition.leading.waiting import WaitingWrites
-from kvstore.partition.state.commands import Code, Op, Reply, Sink
+from kvstore.partition.state.commands import Get, Op, Reply, Resolve, Result, Sink, Transact
 from kvstore.partition.state.engine import BEHIND_S
 from kvstore.partition.state.entry import EntryKind, Requests
-from kvstore.partition.state.move_records import Founded, MoveRecord, Release
+from kvstore.partition.state.marks import MarkRecord
+from kvstore.partition.state.move_records import Founded, LogVersion, MoveRecord, Release
+from kvstore.partition.state.overlay import TransactionChanges
+from kvstore.partition.state.rows import data_key
 from kvstore.partition.state.state import ReplicaState
-from kvstore.partition.state.traits import READS, WRITES
+from kvstore.partition.state.traits import READS
+from kvstore.partition.transactions.ports import Participants
+from kvstore.partition.transactions.transactor import PREPARE_S, Transactor
 from kvstore.types import Position, Seq
 from kvstore.wal.ports import LeaderLog
 
 log = logging.getLogger(__name__)
 
-_GET, _PUT = int(Code.GET), int(Code.PUT)
+MARK_S = 1.0
+"""Seconds for which records of transactions wait for a pin that another partition has taken. Then the leader logs a
+MARK that keeps nothing."""
 
 
 class Leader:
@@ -93,7 +111,11 @@ class Leader:
         self._sweeper = Sweeper(
             state, self.serving_ranges, config, env.clock, env.beat, lambda: self.serving, self._reap
         )
+        self.transactor: Transactor | None = None
+        """Carries out transactions over several partitions. None if there is no other partition."""
         self._in_flight: deque[EntryInFlight] = deque()
+        self._is_releasing = False
+        """True once the release record has been sent."""
         self._observed = Observed(config)
         self._batch_delay = BatchDelay()
         self._under_way = 0
@@ -105,6 +127,9 @@ class Leader:
         """True if this leadership ended because the engine failed."""
         self._turn_is_due = False
         self._deadlines, self._next_turn = Alarm(self._loop, self._expire), Alarm(self._loop, self._wake)
+        self._mark_due = Alarm(self._loop, self._log_mark)
+        self._withheld = Alarm(self._loop, lambda: self._prepared.expire())
+        self._prepared = PreparedAnswers(env.clock.now, self._give_later, self._withheld.set)
         self._entries = self._mutations = self._pauses = 0
 
     def statistics(self) -> dict[str, Any]:
@@ -119,6 +144,13 @@ class Leader:
             "queued": len(self._queue),
             "queued_bytes": self._queue.bytes,
             "frozen": len(self._waiting.frozen),
+            "locked": len(self._waiting.locked),
+            "reads_held": self.reads.held.count,
+            "intents": len(self._state.intents),
+            "decisions": len(self._state.decisions),
+            "oldest_intent_s": self._age_s(each.record.written_ms for each in self._state.intents),
+            "oldest_decision_s": self._age_s(each.record.written_ms for each in self._state.decisions),
+            "transactions": self.transactor.statistics() if self.transactor is not None else {},
             "in_flight": len(self._in_flight),
             "reads_waiting": len(self.reads),
             "lease_left_s": max(0.0, self._read_lease.lease_until - self._env.clock.now()),
@@ -126,20 +158,50 @@ class Leader:
             "retry_bytes": self._state.retries.bytes,
         }
 
+    def _age_s(self, dates_ms: Iterable[int]) -> float:
+        """Return the seconds since the oldest of these record times; 0 if there is none."""
+        now_ms = self._env.clock.date_ms()
+        return max(0, now_ms - min(dates_ms, default=now_ms)) / 1000
+
     # ── beginning and end ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def start(self, founded: Founded | None = None, redirect: Redirect | None = None) -> None:
+    async def start(
+        self,
+        founded: Founded | None = None,
+        redirect: Redirect | None = None,
+        participants: Participants | None = None,
+        version: LogVersion | None = None,
+    ) -> None:
         """Begin to serve once a record of this epoch has been acknowledged and applied. `founded` is what the partition
-        owns, if its log does not record that yet. `redirect` receives operations on keys that the partition does not
-        own. Raises OutcomeUnknown or NotEnoughBookies."""
+        owns, if its log does not record that yet. `version` raises the version of the log before any operation is
+        accepted. `redirect` receives operations on keys that the partition does not
+        own. `participants` reaches the leaders of other partitions, for transactions. Raises OutcomeUnknown or
+        NotEnoughBookies."""
         self._answers.redirect_by = redirect
+        if participants is not None:
+            self._use_participants(participants)
         self._log.on_lost(self.lose)
         if founded is None:
             await self._append_control(EntryKind.EPOCH_START)
         else:
             await self.append_record(founded)
+        if version is not None:
+            await self.append_record(version)
         self.serving = True
         self._sweeper.start()
+        if self.transactor is not None:
+            self.transactor.go_on()
+
+    def _use_participants(self, participants: Participants) -> None:
+        self.transactor = Transactor(
+            *(self._state, self.epoch, participants, self._env.clock.now, self._owns),
+            *(self._queue_own, self._give_later, self._unclaim, self._slow, traced_step),
+        )
+        rules, transactor = self._evaluator.transactions, self.transactor
+        rules.is_under_way, rules.is_running = transactor.is_under_way, transactor.attempts.is_running
+        rules.is_home_last = transactor.is_home_last
+        self.reads.held.wait_for = self.transactor.wait_for
+        self.reads.held.prepared = self._evaluator.transactions.prepared = self._prepared
 
     async def release(self, drain_max_s: float | None = None) -> None:
         """Answer all operations that have arrived, accept no more, and log a release record, so that the next leader
@@ -150,6 +212,8 @@ class Leader:
             self.stop(NotLeader(self._state.partition))
             raise Unavailable(f"partition {self._state.partition}: this replica holds no lead to release")
         self.serving = False
+        if self.transactor is not None:
+            self.transactor.drop_all(NotLeader(self._state.partition))
         if drain_max_s is not None:
             try:
                 async with asyncio.timeout(drain_max_s):
@@ -165,6 +229,7 @@ class Leader:
             async with asyncio.timeout(2 * self._config.queue_wait_max_s):
                 await self._drained()
                 self._read_lease.close()
+                self._is_releasing = True
                 await self._append_control(EntryKind.RELEASE_LEAD)
                 await self._log.seal()
         except TimeoutError as error:
@@ -183,8 +248,12 @@ class Leader:
         self._log.close_for_good()
         self._sweeper.stop()
         self.usage.leave()
+        if self.transactor is not None:
+            self.transactor.stop(NotLeader(self._state.partition))
         self._deadlines.cancel()
         self._next_turn.cancel()
+        self._mark_due.cancel()
+        self._withheld.cancel()
         while self._in_flight:
             self._answers.give_all(lost(self._in_flight.popleft().replies, self._state.partition))
         self._answers.give_all(lost(self._observed.take_all(), self._state.partition))
@@ -215,11 +284,19 @@ class Leader:
         """Append a record about tokens, and return its position once it is acknowledged and applied. As soon as the
         record is sent, the leader stops answering for tokens that the record gives away. Raises StoreError:
         OutcomeUnknown if the leadership was lost in the meantime, Overloaded if too many entries are in flight."""
+        if self._is_releasing:
+            raise NotLeader(self._state.partition)
         check_capacity(self._in_flight)
         logged = PositionSink(self._state)
         self._append(self._evaluator.record(record, self._env.clock.date_ms(), requests), [(logged, 0, None)])
+        if isinstance(record, MarkRecord):
+            if record.number:  # what still waits, waits for a later pin
+                self._mark_due.cancel()
+            self._waiting.advance()
+            self._wake()
         if isinstance(record, Release):
             self._waiting.unfreeze()
+            self._take_other_tokens()
             self._wake()
         return await logged.done
 
@@ -230,6 +307,7 @@ class Leader:
 
     def redirect_moved(self) -> None:
         """Redirect the waiting operations whose keys now belong to another partition."""
+        self._evaluator.foreseen.release()
         self._answers.redirect_all(self._waiting.redirect_moved(self.serving_ranges, self._env.clock.now()))
         self._answers.flush()
 
@@ -248,18 +326,14 @@ class Leader:
         each result on a later turn of the event loop."""
         if not (ops[1:] and self.serving and self._queue.offer_puts(ops, sink, tokens)):
             for op, token in zip(ops, tokens, strict=True):
-                code = op[0]
                 if not self.serving:
                     self._answers.refuse(sink, token, NotLeader(self._state.partition))
-                elif code == _GET or code in READS:
+                elif op.__class__ is Get or op.code in READS:
                     if not self.reads.arrive((op, sink, token)):
                         self._answers.refuse(sink, token, Overloaded(f"{len(self.reads)} reads wait; retry later"))
-                elif code == _PUT or code in WRITES:
-                    if not self._queue.offer((op, sink, token)):
-                        error = Overloaded(f"{len(self._queue)} writes wait, {self._queue.bytes} bytes; retry later")
-                        self._answers.refuse(sink, token, error)
-                else:
-                    self._answers.refuse(sink, token, unknown_code(code))
+                elif not self._queue.offer((op, sink, token)):
+                    error = Overloaded(f"{len(self._queue)} writes wait, {self._queue.bytes} bytes; retry later")
+                    self._answers.refuse(sink, token, error)
         if not self._turn_is_due:
             self._wake()
 
@@ -288,9 +362,13 @@ class Leader:
 
     # docs/protocol.md P6
     def _fill(self, now: float) -> None:
-        """Send as many entries as may be in flight."""
+        """Send as many entries as may be in flight. Nothing may follow the release record."""
+        if self._is_releasing:
+            return
         room, sent, reads, queue = self._config.entries_in_flight_max, self._read_lease.sent, self.reads, self._queue
         observed = self._observed
+        if self._evaluator.foreseen.is_freed:  # by an attempt that has ended
+            self._unlock()
         has_room = len(self._in_flight) < room and self._stopped is None
         is_wanted = has_room and reads.may_want_append and reads.wants_append()
         while queue.bytes and len(self._in_flight) < room and self._stopped is None and not observed.is_full:
@@ -299,7 +377,7 @@ class Leader:
                 break
             if now < self._batch_delay.ends and self._idle is None and not is_wanted:
                 left = self._batch_delay.left(now, len(queue), queue.bytes, self._under_way)
-                if left:
+                if left and not self._is_awaited():
                     self._next_turn.set(left)
                     break
             entries = self._entries
@@ -312,12 +390,18 @@ class Leader:
             has_room = len(self._in_flight) < room and self._stopped is None
             if has_room and (reads.wants_append() or is_wanted):
                 self._append(self._evaluator.control(EntryKind.EMPTY, self._env.clock.date_ms()), [])
-        is_any_waiting = queue.bytes or self._waiting.frozen.bytes or observed.count or reads.expired.count
+        waiting = self._waiting
+        is_any_waiting = queue.bytes or waiting.frozen.bytes or waiting.locked.bytes or waiting.early.bytes
+        is_any_waiting = is_any_waiting or observed.count or reads.expired.count or reads.held.count
         if (is_any_waiting or reads.may_want_append) and self._stopped is None:
             queue.stamp(now)
             self._deadlines.set(self._config.queue_wait_max_s / 4)
         if self._idle is not None and not (self._queue or self._in_flight or self.reads or self._idle.done()):
             self._idle.set_result(None)
+
+    def _is_awaited(self) -> bool:
+        """Return True if the end of a transaction is queued, and somebody may wait for it."""
+        return bool(self._waiting.locked or self.reads.held.count) and self._queue.holds(Resolve)
 
     def _pause(self) -> None:
         """Send nothing more until the engine has caught up, because entries in flight must be applied on the event
@@ -328,10 +412,18 @@ class Leader:
             self._pauses += self._next_turn.set(BEHIND_S)
 
     def _send(self, taken: QueuedBatch) -> None:
+        """Evaluate a batch, append its effects, and let the writes that have waited for its transactions continue."""
+        self._evaluate(taken)
+        foreseen = self._evaluator.foreseen
+        if foreseen.is_freed and self._stopped is None:
+            self._unlock()
+
+    def _evaluate(self, taken: QueuedBatch) -> None:
         """Evaluate a batch, and append its effects."""
         try:
             decided = self._evaluator.evaluate(taken.items, self._env.clock.date_ms())
         except OSError:
+            self._queue.put_back(taken.arrived(taken.items, self._env.clock.now()))  # nothing was done; `stop` says so
             raise
         # an operation that no endpoint should have accepted must not fail the others
         except Exception as error:  # noqa: BLE001
@@ -343,34 +435,102 @@ class Leader:
             refused = self._waiting.put_aside(taken.arrived(decided.frozen, now))
             self._answers.fail_all(refused, Overloaded(f"{len(self._waiting.frozen)} writes wait for a frozen range"))
             self._answers.redirect_all(decided.away)
+        foreseen = self._evaluator.foreseen
+        if decided.early:
+            self._await_mark(taken.arrived([*decided.early], now))
+        if decided.locked or decided.spread or foreseen.met:
+            self._settle_transactions(taken, decided)
         if decided.entry is not None:
             starved = 0.0 if decided.rest else self._env.starved()
             self._batch_delay.begin(
                 now, len(decided.replies) + self._under_way, starved, is_pinned=bool(self._state.pinned_views.by_pin)
             )
             self._append(decided.entry, decided.replies, taken.arrivals[0][0])
+        elif decided.needs_proof:
+            self._append(self._evaluator.control(EntryKind.EMPTY, self._env.clock.date_ms()), decided.replies)
         elif self._in_flight:
             self._observed.add(self._entries, taken, decided.replies)
         else:
             self.reads.observe(decided.replies)
 
+    def _settle_transactions(self, taken: QueuedBatch, decided: Decided) -> None:
+        """Let writes wait for transactions, ask about transactions that are in the way, and begin transactions."""
+        now, foreseen = self._env.clock.now(), self._evaluator.foreseen
+        refused = self._waiting.lock(taken.arrived([*decided.locked], now))
+        for op, _, _ in refused:
+            foreseen.wait_no_more(op)
+        self._answers.fail_all(refused, Overloaded(f"{len(self._waiting.locked)} writes wait for transactions"))
+        if self.transactor is not None:
+            for op, _, _ in decided.locked:
+                self.transactor.wait_for(foreseen.standing(op))
+            self.transactor.wait_for(foreseen.met)
+        foreseen.met.clear()
+        for op, sink, token in decided.spread:
+            assert isinstance(op, Transact)
+            if self.transactor is None:
+                foreseen.unclaim(op)
+                error = InvalidRequest(f"partition {self._state.partition} reaches no other partition")
+                self._answers.give(sink, token, error)
+            else:
+                self.transactor.begin(op, sink, token)
+
+    def _unlock(self) -> None:
+        """Evaluate the operations that wait for transactions again."""
+        self._evaluator.foreseen.release()
+        late = self._waiting.unlock(self._env.clock.now() - PREPARE_S)
+        self._answers.fail_all(late, Conflict("another transaction held a key for too long; retry after a pause"))
+        self._batch_delay.end()  # an operation that has waited for a transaction does not wait for more operations
+        self._wake()
+
+    # docs/protocol.md Tx16
+    def _unclaim(self, op: Transact) -> None:
+        """Free home's own keys, because an attempt has ended."""
+        self._evaluator.foreseen.unclaim(op)
+        self._wake()
+
+    # docs/protocol.md Tx13
+    def _await_mark(self, early: list[Arrived]) -> None:
+        """Let records of transactions wait until this partition has taken a pin that another one has taken."""
+        refused = self._waiting.delay(early)
+        self._answers.fail_all(refused, Overloaded("too many records of transactions wait for a pin"))
+        self._mark_due.set(MARK_S)
+
+    def _log_mark(self) -> None:
+        """Log a MARK that keeps nothing, because the pin for which records wait has not come: its pinner may be dead.
+        If the pin comes later, it is refused, and taken again under a higher number."""
+        number = max(map(mark_of, self._waiting.early.operations), default=0)
+        if self._stopped is not None or self._is_releasing or number <= self._evaluator.mark:
+            return
+        if len(self._in_flight) >= ALL_IN_FLIGHT_MAX:
+            self._mark_due.set(MARK_S)
+            return
+        record = MarkRecord("", 0, takes=False, number=number)
+        self._append(self._evaluator.record(record, self._env.clock.date_ms()), [])
+        self._waiting.advance()
+        self._wake()
+
     def _send_one_by_one(self, taken: QueuedBatch, error: Exception) -> None:
         """Find the operation that makes a batch fail, by evaluating one operation at a time. Nothing of the batch was
-        done."""
+        done. Writes that have waited for a transaction stay locked until the end of the batch, so that no operation of
+        the batch on their keys passes them (docs/protocol.md M15)."""
         if len(taken.items) > 1:
             every = taken.each()
             for number, each in enumerate(every):
                 if self._stopped is not None:
                     self._answers.fail_all(each.items, NotLeader(self._state.partition))
                 elif len(self._in_flight) < ALL_IN_FLIGHT_MAX:
-                    self._send(each)
+                    try:
+                        self._evaluate(each)
+                    except OSError:
+                        self._put_back(every[number + 1 :])
+                        raise
                 # otherwise the log would refuse an entry that counts as sent, and a later entry would be taken for it
                 else:
-                    self._queue.put_back([(left.arrivals[0][0], left.items[0]) for left in every[number:]])
+                    self._put_back(every[number:])
                     break
         else:
             op, sink, token = taken.items[0]
-            what = (self._state.partition, op[0], hash_of(op[1]) if isinstance(op[1], bytes) else "")
+            what = (self._state.partition, op.code, hash_of(op.key) if isinstance(op.key, bytes) else "")
             hidden = RuntimeError(type(error).__name__)  # the original message may contain the key or the value
             log.error(
                 "partition=%s operation=%d key=%s cannot be evaluated",
@@ -378,6 +538,10 @@ class Leader:
                 exc_info=(RuntimeError, hidden, error.__traceback__),
             )
             self._answers.give(sink, token, malformed(op, error))
+
+    def _put_back(self, single: list[QueuedBatch]) -> None:
+        """Put batches of one operation each to the front of the queue."""
+        self._queue.put_back([(each.arrivals[0][0], each.items[0]) for each in single])
 
     def _append(self, made: NextEntry, replies: list[Reply], arrived: float = inf) -> None:
         if self._stopped is not None:
@@ -406,9 +570,10 @@ class Leader:
             self._break(f"cannot apply entry {position}: {failure}", failure)
             return
         self._under_way -= len(oldest.replies)
-        self._evaluator.applied()
+        changes = self._evaluator.applied()
         if oldest.made.entry.control and self.serving_ranges.applied():
             self._waiting.unfreeze()
+            self._take_other_tokens()
             self._wake()
         self._read_lease.acknowledge(sent_at)
         now = self._env.clock.now()
@@ -419,6 +584,8 @@ class Leader:
             trace_entry(self._traces, self._state.partition, oldest, position, sent_at, now)
         self._answers.give_all(oldest.replies)
         try:
+            if changes is not None:
+                self._note_transactions(changes)
             if self._observed.count:
                 self.reads.observe(self._observed.take(self._entries - len(self._in_flight)))
             if self.reads.expired.count:
@@ -430,6 +597,25 @@ class Leader:
         self._answers.flush()
         if self._queue.bytes or self._idle is not None or self.reads.may_want_append:
             self._wake()
+
+    def _note_transactions(self, changes: TransactionChanges) -> None:
+        """Handle the intents and decisions of an entry that has been applied."""
+        if changes.resolved and self.reads.held.count:
+            self.reads.held.resolved(intent.key for intent in changes.resolved)
+        if self.transactor is not None:
+            self._prepared.forget(changes.resolved)
+            self.transactor.applied(changes)
+
+    # docs/protocol.md Tx14
+    def _take_other_tokens(self) -> None:
+        """Let everything that waits for transactions be evaluated again, and drop the attempts whose home key is gone,
+        because the partition owns other tokens."""
+        self._evaluator.foresee_again()
+        self._unlock()
+        self.reads.held.release()
+        if self.transactor is not None:
+            self.transactor.drop_foreign(Unavailable(f"partition {self._state.partition}: the home key has moved"))
+            self.transactor.go_on()
 
     def _break(self, why: str, error: Exception) -> None:
         """End the process, because its state can no longer be trusted. After a transient error, end only the
@@ -456,21 +642,43 @@ class Leader:
         self.reads.expire(before)
         why = f"partition {self._state.partition}: the write waited longer than queue_wait_max_s"
         late = self._waiting.take_older(before)
+        foreseen, locked = self._evaluator.foreseen, self._waiting.locked.take_older(before)
+        for op, _, _ in locked:
+            foreseen.wait_no_more(op)
+        if foreseen.is_freed:
+            self._unlock()
+        late += locked
         if late:
             took = self._config.queue_wait_max_s
             op, many = late[0][0], len(late)
             self._slow.note(
-                *("leader", "refused", took), key=op[1], partition=self._state.partition, operations=many, queue=took
+                *("leader", "refused", took), key=op.key, partition=self._state.partition, operations=many, queue=took
             )
         self._answers.fail_all(late, Unavailable(why))
         self._answers.give_all(self._observed.take_older(before, Unavailable(why)))
-        self._fill(now)
         self._answers.flush()
+        self._wake()
+
+    def _owns(self, key: bytes) -> bool:
+        return self.serving_ranges.may_read(data_key(key))
+
+    def _queue_own(self, op: Op, sink: Sink, token: int) -> None:
+        """Queue an operation of this leader's transactions in front of all others."""
+        if self._stopped is not None or self._is_releasing:  # nothing may follow the release record
+            return self._give_later(sink, token, NotLeader(self._state.partition))
+        self._queue.put_back([(self._env.clock.now(), (op, sink, token))])
+        self._batch_delay.end()
+        self._wake()
+
+    def _give_later(self, sink: Sink, token: int, result: Result | StoreError) -> None:
+        """Deliver a result, and flush its sink at the latest in the next turn."""
+        self._answers.give(sink, token, result)
+        self._wake()
 
     def _reap(self, keys: list[bytes], sink: Sink) -> None:
         """Log the deletes of keys that are past their expiry."""
         if self._stopped is not None:  # a scan continues for some turns after that
             return sink.complete(0, NotLeader(self._state.partition))
-        self._queue.put_back([(self._env.clock.now(), ((REAP, b"", keys), sink, 0))])
+        self._queue.put_back([(self._env.clock.now(), (Reap(keys=keys), sink, 0))])
         self._batch_delay.end()
         self._wake()

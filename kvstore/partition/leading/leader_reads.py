@@ -17,6 +17,7 @@ from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading import queries
 from kvstore.partition.leading.answers import ResultDelivery, lost
 from kvstore.partition.leading.expired_reads import ExpiredReads
+from kvstore.partition.leading.held import HeldReads
 from kvstore.partition.leading.range_reads import Expired, Steps
 from kvstore.partition.leading.read_lease import ReadLease
 from kvstore.partition.leading.read_lines import Proved, Read, ReadLines
@@ -26,7 +27,7 @@ from kvstore.partition.state.rows import EXPIRES, data_keys_at, pack_data_key
 from kvstore.partition.state.scope import ELSEWHERE, scope
 from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import WHOLE
-from kvstore.partition.state.traits import LEVEL_AT, POINT_READS, SEQ_AT
+from kvstore.partition.state.traits import POINT_READS
 
 AT_ONCE, AT_ONCE_LARGE = 32, 8
 """Number of reads between two checks of their size. The second number applies while values are large."""
@@ -80,6 +81,7 @@ class LeaderReads:
         """If False, no read waits for an append, and `wants_append` would return False."""
         self._strict: deque[_UnprovedRead] = deque()
         self._leaseless: deque[_UnprovedRead] = deque()
+        self.held = HeldReads(state, answers, self._read_again, config.queue_items_max)
         self.expired = ExpiredReads(state.partition, answers, reap, self._read_again)
         self._stepping: dict[Steps, Read] = {}
         """Multi-turn reads in progress. Each holds an iterator of the engine."""
@@ -98,10 +100,11 @@ class LeaderReads:
         return bool(self.arrived or waiting or self._stepping or self.expired.count)
 
     def __len__(self) -> int:
-        return self._count_kept()
+        return self._count_kept() + self.held.count
 
     def _count_kept(self) -> int:
-        """Count the reads that wait or are in progress, with this turn's arrivals."""
+        """Count the reads that wait or are in progress, with this turn's arrivals. Reads that wait for transactions
+        have their own limit."""
         under_way = len(self._stepping) + self.expired.count
         self._kept = self.lines.count + len(self._strict) + len(self._leaseless) + len(self._later) + under_way
         return self._kept + len(self.arrived)
@@ -124,6 +127,8 @@ class LeaderReads:
         ):
             return NOT_NOW
         readable, engine = self._serving_ranges.readable, self._state.engine
+        if (locks := self._state.intents.by_key) and not locks.keys().isdisjoint(keys):
+            return NOT_NOW
         try:
             if keys[1:]:
                 row_keys = data_keys_at(tokens, keys)
@@ -170,15 +175,13 @@ class LeaderReads:
         local: list[Read] = []
         for read in arrived:
             op = read[0]
-            code = op[0]
+            level, seq = op.level, op.seq
             try:
-                level = op[LEVEL_AT[code]]
-                seq = op[SEQ_AT[code]] if code in SEQ_AT else 0
-                malformed = (code in POINT_READS and op[1].__class__ is not bytes) or seq < 0 or level < 0
-            except (LookupError, TypeError):
+                malformed = op.key.__class__ is not bytes or seq < 0 or level < 0
+            except TypeError:
                 malformed = True
             if malformed:
-                self._answers.give(read[1], read[2], InvalidRequest(f"malformed operation {code}"))
+                self._answers.give(read[1], read[2], InvalidRequest(f"malformed operation {op.code}"))
                 continue
             if read.__class__ is Proved:
                 ready.append(read)
@@ -196,7 +199,7 @@ class LeaderReads:
         if ready:
             self._renew = self.may_want_append = True
             self._answer(ready, self._now_ms())
-        self._answer(local, self._state.record_time_ms)
+        self._answer(local, self._state.record_time_ms, is_stale=True)
         if self.lines.count:
             self._wake()
         self._count_kept()
@@ -232,7 +235,7 @@ class LeaderReads:
             self._answer([*map(Proved, (*strict, *ready))], self._now_ms())
 
     def _note_slow(self, waited: float, read: Read | None, replies: int) -> None:
-        name, key = ("refusals", None) if read is None else (Code(read[0][0]).name, read[0][1])
+        name, key = ("refusals", None) if read is None else (Code(read[0].code).name, read[0].key)
         partition = self._state.partition
         self._slow.note("leader", name, waited, key=key, partition=partition, operations=replies or 1, proof=waited)
 
@@ -258,10 +261,13 @@ class LeaderReads:
                 self._answers.give_all(lost(late.replies, self._state.partition))
         if self.expired.count:
             self.expired.expire(before)
+        if self.held.count:
+            self.held.expire(before)
 
     def stop(self, error: StoreError) -> None:
         """Refuse all reads with this error."""
         arrived, self.arrived = self.arrived, []
+        self.held.stop(error)
         later, self._later = self._later, deque()
         stepping, self._stepping = self._stepping, {}
         for steps in stepping:
@@ -280,12 +286,17 @@ class LeaderReads:
     def _now_ms(self) -> int:
         return max(self._state.record_time_ms, self._clock.date_ms())
 
-    def _answer(self, reads: list[Read], now_ms: int) -> None:
-        """Read the state as it is now."""
+    def _answer(self, reads: list[Read], now_ms: int, *, is_stale: bool = False) -> None:
+        """Read the state as it is now. Reads of keys that a transaction holds wait, unless they are stale reads."""
         if not reads:
             return
-        points = [read for read in reads if read[0][0] in POINT_READS]
+        points = [read for read in reads if read[0].code in POINT_READS]
         readable = self._serving_ranges.readable
+        if self._state.intents.by_key and not is_stale:
+            points = self.held.sift(points, self._clock.now(), now_ms, readable)
+        if self.held.prepared is not None and self.held.prepared.reads:
+            for read in points:
+                self.held.passed(read)
         at = size = 0
         while at < len(points):
             some = points[at : at + self._at_once]
@@ -300,7 +311,7 @@ class LeaderReads:
                 self._wake()
                 break
         self._at_once = AT_ONCE_LARGE if size > TURN_BYTES else min(2 * self._at_once, AT_ONCE)
-        self._later.extend((read, now_ms) for read in reads if read[0][0] not in POINT_READS)
+        self._later.extend((read, now_ms) for read in reads if read[0].code not in POINT_READS)
         if not self._is_begin_due:
             self._begin()
 
@@ -320,9 +331,18 @@ class LeaderReads:
                 self._wake()
             else:
                 now_ms = max(now_ms, self._state.record_time_ms)
+                if (
+                    self._state.intents.by_key
+                    and read[0].level <= _SESSION
+                    and self.held.hold_range(read, self._clock.now(), now_ms, tokens)
+                ):
+                    self._wake()  # it may have been refused
+                    continue
                 steps = queries.steps(self._state, read[0], now_ms, tokens)
                 self._stepping[steps] = read
                 self._step(steps)
+            if read.__class__ is Proved:
+                self.held.passed(read)
         self._is_begin_due = False
         if len(self._stepping) < STEPPING_MAX:
             self._begin_soon()
@@ -336,7 +356,7 @@ class LeaderReads:
         """Deliver the results of point reads. Return the total size of their values in bytes."""
         give, reaping, size = self._answers.give, self.expired.by_key, 0
         for read, result in zip(reads, found, strict=True):
-            if result.__class__ is Expired or (reaping and read[0][1] in reaping and read[0][2] <= _SESSION):
+            if result.__class__ is Expired or (reaping and read[0].key in reaping and read[0].level <= _SESSION):
                 self.expired.add(read, self._clock.now(), self._now_ms())
             elif result.__class__ is Record:
                 size += len(result[0])
@@ -364,7 +384,7 @@ class LeaderReads:
         except StoreError as error:
             result = error
         except (LookupError, TypeError) as error:
-            result = InvalidRequest(f"malformed operation {read[0][0]}: {error}")
+            result = InvalidRequest(f"malformed operation {read[0].code}: {error}")
         else:
             asyncio.get_running_loop().call_soon(self._step, steps)
             return
@@ -377,8 +397,9 @@ class LeaderReads:
             self._wake()
 
     def _read_again(self, reads: list[Read]) -> None:
-        """Take back reads whose wait for deletes is over."""
-        points = [read for read in reads if read[0][0] in POINT_READS]
-        self.lines.put_back([*map(Proved, points)])  # they arrived before everything that waits there
-        self.arrived += [read for read in reads if read[0][0] not in POINT_READS]
+        """Take back reads whose wait for deletes or for transactions is over."""
+        points = [read for read in reads if read[0].code in POINT_READS]
+        # they arrived before everything that waits there
+        self.lines.put_back([read if isinstance(read, Proved) else Proved(read) for read in points])
+        self.arrived += [read for read in reads if read[0].code not in POINT_READS]
         self._wake()

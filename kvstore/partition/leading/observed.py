@@ -11,7 +11,7 @@ import msgspec
 
 from kvstore.errors import OutcomeUnknown, StoreError, Unavailable
 from kvstore.partition.config import PartitionConfig
-from kvstore.partition.leading.evaluate import REAP, Item
+from kvstore.partition.leading.evaluate import Item
 from kvstore.partition.leading.queue import QueuedBatch
 from kvstore.partition.state.commands import Reply
 
@@ -99,8 +99,7 @@ class Observed:
 def _is_retry(item: Item) -> bool:
     """Return True if an earlier attempt may have done this operation, which logged nothing and was not refused. A new
     request id would have left a note in the log, so this one is known already."""
-    op = item[0]
-    return op[0] != REAP and op[-1] is not None
+    return item[0].request is not None
 
 
 def _bytes_of(result: Any) -> int:

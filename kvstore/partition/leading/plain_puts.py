@@ -7,17 +7,19 @@ are not plain.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 from kvstore.limits import BATCH_BYTES_MAX, BATCH_OPS_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.partition.leading.new_requests import new_or_none
 from kvstore.partition.leading.reading import ReadBudget
-from kvstore.partition.state.commands import Code, Op
+from kvstore.partition.state.commands import Op, Put
 from kvstore.partition.state.draft import Draft
 from kvstore.partition.state.overlay import UNTOUCHED, Overlay, Row, Untouched
 from kvstore.partition.state.retry_table import RetryTable
 from kvstore.partition.state.rows import AGED, EXPIRES
 
-_PUT = int(Code.PUT)
+_PUTS = {Put}
+_columns_of = attrgetter("value", "expires_ms", "flags", "request")
 
 
 def put_all(
@@ -27,9 +29,15 @@ def put_all(
     None, with nothing written, if the batch is not plain. A batch is not plain if it has flags, expiries, invalid sizes
     or a repeated key, if an entry in flight changes one of its keys, or if an existing record has an expiry. Raises
     OSError."""
-    if not 0 < len(ops) <= BATCH_OPS_MAX or any(op[0] != _PUT or op[3] or op[4] for op in ops):
+    if not 0 < len(ops) <= BATCH_OPS_MAX:
         return None
-    keys, values = [op[1] for op in ops], [op[2] for op in ops]
+    keys: list[bytes] = []
+    values: list[bytes] = []
+    for op in ops:
+        if op.__class__ is not Put or op.expires_ms or op.flags:
+            return None
+        keys.append(op.key)
+        values.append(op.value)
     size = _batch_size(keys, values)
     if not size or overlay.touched_of(keys) or not _are_new(draft, keys):
         return None
@@ -56,13 +64,12 @@ def put_together(
     """Evaluate operations that arrived individually, provided that all are plain puts and all request ids are new. Keys
     may repeat. `touched` are the keys that entries in flight change, and `rows` are the engine's rows of all keys.
     Returns the versions, or None if the operations must be evaluated individually."""
-    try:
-        codes, _, values, expiries, flags, _, requests = zip(*ops, strict=True)
-    except ValueError:  # the operations differ in shape or are no puts
+    if set(map(type, ops)) != _PUTS:
+        return None
+    values, expiries, flags, requests = zip(*map(_columns_of, ops), strict=True)
+    if any(expiries) or any(flags):
         return None
     count = len(keys)
-    if codes.count(_PUT) < count or any(expiries) or any(flags):
-        return None
     size = _batch_size(keys, values)
     created = _created(rows) if size else None
     if created is None:

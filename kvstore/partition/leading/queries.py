@@ -23,7 +23,7 @@ from kvstore.partition.leading.range_reads import (
 )
 from kvstore.partition.leading.serving_ranges import moved
 from kvstore.partition.state import rows
-from kvstore.partition.state.commands import Code, Op, Record, Result
+from kvstore.partition.state.commands import Count, Get, Meta, Op, Range, Record, Result, Scan, ScanTokens
 from kvstore.partition.state.rows import (
     data_key,
     key_of_data,
@@ -51,8 +51,6 @@ EXPIRED_MAX = 256
 OVERDUE_MAX = 4096
 """Number of keys past their expiry that a sweep checks, because some may be in ranges that take no writes."""
 
-_GET, _META = int(Code.GET), int(Code.META)
-
 
 def find(state: ReplicaState, ops: list[Op], now_ms: int, readable: Tokens) -> list[Result | Expired]:
     """Return the answers to GETs and METAs, with one lookup for all of them. The answer is Moved for keys that are not
@@ -60,7 +58,7 @@ def find(state: ReplicaState, ops: list[Op], now_ms: int, readable: Tokens) -> l
     record_time_ms = state.record_time_ms
     slices = readable.slices
     answers: list[Result | Expired] = []
-    row_keys = [data_key(op[1]) for op in ops]
+    row_keys = [data_key(op.key) for op in ops]
     for op, row_key, row in zip(ops, row_keys, state.engine.multi_get(row_keys), strict=True):
         slice_ = slices[row_key[1]]
         if slice_ != WHOLE and not (slice_ == PART and readable.holds_row(row_key)):
@@ -71,8 +69,8 @@ def find(state: ReplicaState, ops: list[Op], now_ms: int, readable: Tokens) -> l
             continue
         record = record_of(row)
         if 0 < record[4] <= now_ms:
-            answers.append(None if record[4] <= record_time_ms else Expired([op[1]]))
-        elif op[0] == _GET:
+            answers.append(None if record[4] <= record_time_ms else Expired([op.key]))
+        elif op.__class__ is Get:
             answers.append(record)
         else:
             answers.append((len(record[0]), *record[1:]))
@@ -81,20 +79,18 @@ def find(state: ReplicaState, ops: list[Op], now_ms: int, readable: Tokens) -> l
 
 def steps(state: ReplicaState, op: Op, now_ms: int, readable: Tokens) -> Steps:
     """Return an iterator that answers any read in steps, from tokens that are `readable`. Raises InvalidRequest."""
-    match op[0]:
-        case Code.GET | Code.META:
+    match op:
+        case Get() | Meta():
             return find(state, [op], now_ms, readable)[0]
-        case Code.COUNT:
+        case Count():
             return state.key_count
-        case Code.SCAN:
-            _, start, end, limit, flags, *_ = op
-            return range_reads.scan(state, start, end, limit, int(flags) & KEYS_ONLY, now_ms, readable)
-        case Code.RANGE:
+        case Scan():
+            return range_reads.scan(state, op.key, op.end, op.limit, int(op.flags) & KEYS_ONLY, now_ms, readable)
+        case Range():
             return (yield from range_reads.steps(state, op, now_ms, readable))
-        case Code.SCAN_TOKENS:
-            flags = int(op[4]) if len(op) > 4 else 0
-            return (yield from _scan_tokens(state, op[1], op[2], flags, now_ms, readable))
-    raise InvalidRequest(f"expected a read, got operation {op[0]}")
+        case ScanTokens():
+            return (yield from _scan_tokens(state, op.token, op.limit, int(op.flags), now_ms, readable))
+    raise InvalidRequest(f"expected a read, got operation {op.code}")
 
 
 def answer(state: ReplicaState, op: Op, now_ms: int, readable: Tokens) -> Result | Expired:

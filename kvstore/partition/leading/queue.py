@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
-from operator import itemgetter
+from operator import attrgetter
 
 import msgspec
 
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.evaluate import Item
-from kvstore.partition.state.commands import Code, Op, Sink
+from kvstore.partition.state.commands import Op, Put, Sink
 from kvstore.partition.state.operations import size_of
 
 ITEM_BYTES = 64
@@ -22,9 +22,8 @@ ENTRY_ITEMS_MAX = 1000
 
 Arrived = tuple[float, Item]
 """An operation with its arrival time."""
-_PUT = int(Code.PUT)
-_PUTS = {_PUT}
-_code_of, _key_of, _value_of = itemgetter(0), itemgetter(1), itemgetter(2)
+_PUTS = {Put}
+_key_of, _value_of = attrgetter("key"), attrgetter("value")
 
 
 class QueuedBatch(msgspec.Struct, frozen=True):
@@ -78,10 +77,10 @@ class WriteQueue:
         """Add the operations of one sink if all are puts and all fit. Otherwise add none and return False."""
         count, config = len(ops), self._config
         try:
-            if set(map(_code_of, ops)) != _PUTS:
+            if set(map(type, ops)) != _PUTS:
                 return False
             size = ITEM_BYTES * count + sum(map(len, map(_key_of, ops))) + sum(map(len, map(_value_of, ops)))
-        except (TypeError, LookupError):
+        except (TypeError, AttributeError):
             return False  # one of them is malformed, and is refused when it is evaluated
         if len(self._items) + count > config.queue_items_max or self.bytes + size > config.queue_bytes_max:
             return False
@@ -89,6 +88,10 @@ class WriteQueue:
         self.bytes += size
         self._unstamped += count
         return True
+
+    def holds(self, kind: type[Op]) -> bool:
+        """Return True if an operation of this class waits."""
+        return any(op.__class__ is kind for op, _, _ in self._items)
 
     def put_back(self, arrived: list[Arrived]) -> None:
         """Put operations at the front of the queue, in this order."""
@@ -182,6 +185,11 @@ class FrozenWrites:
         self.bytes += size
         return True
 
+    @property
+    def operations(self) -> list[Op]:
+        """The operations that wait, in order."""
+        return [item[0] for _, item, _ in self._items]
+
     def take_all(self) -> list[Arrived]:
         """Remove and return all operations."""
         found = [(at, item) for at, item, _ in self._items]
@@ -206,6 +214,8 @@ def _each(arrivals: Iterable[tuple[float, int]], items: Iterable[Item]) -> Itera
 
 def _size(op: Op) -> int:
     try:
-        return ITEM_BYTES + (len(op[1]) + len(op[2]) if op[0] == _PUT else size_of(op))
-    except (TypeError, LookupError):
+        if op.__class__ is Put:
+            return ITEM_BYTES + len(op.key) + len(op.value)
+        return ITEM_BYTES + size_of(op)
+    except (TypeError, AttributeError):
         return ITEM_BYTES  # malformed: refused when it is evaluated

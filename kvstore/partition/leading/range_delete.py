@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from kvstore.errors import OutcomeUnknown, Refused, StoreError
-from kvstore.partition.state.commands import RequestId, Result, Sink
+from kvstore.partition.state.commands import DeleteRange, RequestId, Result, Sink
 from kvstore.partition.state.draft import Draft
 from kvstore.partition.state.overlay import Overlay
 from kvstore.partition.state.tokens import Tokens
@@ -18,6 +20,23 @@ entry."""
 
 RangeId = tuple[bytes, int, int]
 """Client, sequence, hash of the key."""
+
+
+class RestOfRange(DeleteRange):
+    """The unfinished part of a DELETE_RANGE. Only the leader itself queues this operation."""
+
+    count: int = 0
+    """Number of keys deleted so far."""
+    hash_of_key: int = 0
+    """Hash of the key with which the whole range begins."""
+
+
+class Reap(DeleteRange):
+    """Delete those of `keys` that are past their expiry. Only the leader itself queues this operation."""
+
+    key: bytes = b""
+    end: bytes = b""
+    keys: list[bytes] = msgspec.field(default_factory=list)
 
 
 class RangeSink(Sink):

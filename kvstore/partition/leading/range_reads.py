@@ -13,7 +13,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from kvstore.partition.state import rows
-from kvstore.partition.state.commands import Flag, Op, Record, Result
+from kvstore.partition.state.commands import Flag, Range, Record, Result
 from kvstore.partition.state.rows import ORDER, data_keys_of, record_of
 from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import Tokens
@@ -59,10 +59,9 @@ Steps = Generator[None, None, Result | Expired]
 """Work in steps of some milliseconds. The generator returns the answer."""
 
 
-def steps(state: ReplicaState, op: Op, now_ms: int, readable: Tokens) -> Steps:
+def steps(state: ReplicaState, op: Range, now_ms: int, readable: Tokens) -> Steps:
     """Return an iterator that answers a RANGE in steps."""
-    _, start, end, limit, flags, *_ = op
-    flags = int(flags)
+    start, end, limit, flags = op.key, op.end, op.limit, int(op.flags)
     if flags & COUNT_ONLY:
         return (yield from _count(state, start, end, limit, now_ms, readable))
     if flags & BARE:

@@ -1,4 +1,4 @@
-"""Queues reads at a leader while values are large. Each connection has a line of its own, and the leader takes reads
+"""Queues reads at a leader while values are large. Each connection has its own line, and the leader takes reads
 from the lines in turn, so that a client that requests thousands of large values delays only its own reads. Reads whose
 caller is gone are skipped. Decides only.
 
@@ -19,6 +19,9 @@ Read = tuple[Op, Sink, int]
 
 class Proved(Read):
     """A read whose proof has arrived. It may be answered as soon as there is a turn for it."""
+
+    since = 0.0
+    """Time of the clock in seconds at which the read began to wait for transactions; 0 if it has not."""
 
 
 DROPPED_MAX = 4_096

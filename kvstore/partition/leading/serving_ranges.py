@@ -9,6 +9,7 @@ it is applied. No clock is used (docs/protocol.md M5, M7).
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 
 from kvstore.errors import Corrupted, Moved, Unavailable
 from kvstore.partition.state.move_records import Freeze, MoveRecord, Own, Release
@@ -46,6 +47,11 @@ class ServingRanges:
         slice_ = self.writable.slices[row_key[1]]
         return slice_ == WHOLE or (slice_ == PART and self.writable.holds_row(row_key))
 
+    def takes_writes(self, row_keys: Collection[bytes]) -> bool:
+        """Return True if the leader may accept a write to all of these rows now, and no batch on them waits."""
+        is_blocked = self.blocked_keys and not self.blocked_keys.isdisjoint(row_keys)
+        return not is_blocked and all(map(self.may_write, row_keys))
+
     def moved(self, row_key: bytes) -> Moved:
         """Return the error that names the owner of the key."""
         return moved(self.ownership, row_key)
@@ -72,11 +78,12 @@ class ServingRanges:
 
     def applied(self) -> bool:
         """Record that the state now contains the oldest record in flight. Returns True if that changes which tokens may
-        be read or written; the waiting operations must then be evaluated again."""
+        be read or written, or which intents and decisions the state has; the waiting operations must then be evaluated
+        again."""
         before = self.readable, self.writable
-        self._sent.popleft()
+        record = self._sent.popleft()
         self._recompute()
-        is_changed = before != (self.readable, self.writable)
+        is_changed = before != (self.readable, self.writable) or isinstance(record, Release)
         if is_changed:
             self.blocked_keys.clear()
         return is_changed

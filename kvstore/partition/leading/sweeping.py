@@ -53,6 +53,9 @@ class Sweeper(Sink):
         """No expired key is left before this row. Empty if unknown."""
         self._owned: Tokens | None = None
         """The tokens for which `_settled` holds."""
+        self._has_passed_over = False
+        """True if this sweep has found an expired key that a transaction holds. The key stays, so it must be found
+        again."""
         self._restart_at = 0.0
         self._stopped = False
 
@@ -72,9 +75,12 @@ class Sweeper(Sink):
         writable, now_ms = self._serving_ranges.writable, self._clock.date_ms()
         keys: list[bytes] = []
         if self._serves():
+            self._has_passed_over = self._has_passed_over and bool(self._next)
             begin = self._next or self._known_begin(writable)
             keys, self._next = overdue(self._state, now_ms, SWEEP_KEYS_MAX, writable, begin)
-            if not self._next:
+            held = self._state.intents.by_key
+            self._has_passed_over = self._has_passed_over or not held.keys().isdisjoint(keys)
+            if not self._next and not self._has_passed_over:
                 self._settled = expiry_key(max(0, now_ms - SETTLED_MS), b"")
         if keys:
             self._reap(keys, self)

@@ -53,6 +53,12 @@ class TracedSink(Sink):
             self.leg = None
 
 
+def traced_step(parent: Sink, sink: Sink, step: str, partition: PartitionId) -> Sink:
+    """Return a sink that passes results on to `sink` and ends the span of one step of the operation whose result
+    `parent` receives. Returns `sink` if that operation is not sampled."""
+    return TracedSink(sink, parent.span.child(step, partition=partition)) if isinstance(parent, TracedSink) else sink
+
+
 def trace_entry(
     traces: Traces, partition: PartitionId, entry: EntryInFlight, position: Position, sent_at: float, now: float
 ) -> None:

@@ -17,11 +17,14 @@ from kvstore.access.ranges import end_of_prefix
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.namespaces.book import Amounts, Book, UsageReport, add
 from kvstore.namespaces.meter import Meter
+from kvstore.partition.leading.foreseen import Foreseen
 from kvstore.partition.leading.range_reads import keys_in
+from kvstore.partition.state.intents import IntentEffect
 from kvstore.partition.state.overlay import Overlay
 from kvstore.partition.state.rows import data_keys_of, record_of
 from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import Tokens
+from kvstore.ring.hashing import token_of
 
 KEYS_PER_STEP, KEYS_PER_READ, BYTES_PER_STEP = 256, 16, 1 << 20
 """Limits of one step, which takes some milliseconds. A record may have a megabyte."""
@@ -32,8 +35,8 @@ _BEHIND_ALL = b"\xff" * (KEY_BYTES_MAX + 1)
 class Usage:
     """The usage of namespaces in one partition, as one leadership counts it."""
 
-    def __init__(self, state: ReplicaState, epoch: int, overlay: Overlay) -> None:
-        self._state, self._epoch, self._overlay = state, epoch, overlay
+    def __init__(self, state: ReplicaState, epoch: int, overlay: Overlay, foreseen: Foreseen) -> None:
+        self._state, self._epoch, self._overlay, self._foreseen = state, epoch, overlay, foreseen
         self.book = Book()
         """Without namespaces until `join`."""
         self.amounts: Amounts = {}
@@ -117,11 +120,23 @@ class Usage:
                 found.pop(key, None)
             else:
                 found[key] = len(record[0])
+        self._take_intents(found, start, following or end)
         for key, value_bytes in found.items():
             namespace = self.book.find(key)
             assert namespace is not None, "counted beside its namespace"
             add(counting.amounts, namespace.name, 1, len(key) + value_bytes)
         counting.cursor = following or end or _BEHIND_ALL
+
+    def _take_intents(self, found: dict[bytes, int], start: bytes, end: bytes) -> None:
+        """Count the effects of intents as if they were committed: they were charged when they were prepared, and are
+        given back by an abort."""
+        for intent in self._foreseen.intents:
+            key, effect = intent.key, intent.record.effect
+            if start <= key and (not end or key < end) and self._state.ownership.owned.holds(token_of(key)):
+                if effect == IntentEffect.DELETE:
+                    found.pop(key, None)
+                elif effect != IntentEffect.NONE and self.book.find(key) is not None:
+                    found[key] = len(intent.record.value)
 
     def _is_of_now(self) -> bool:
         """Return True if the last count, finished or not, is of the present prefixes and tokens. A range that went away

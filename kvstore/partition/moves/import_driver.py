@@ -45,6 +45,9 @@ HELD_S = 600.0
 been trimmed meanwhile."""
 PACE_S = 1.0
 """Seconds between two checks whether the pace has changed, during a throttled copy."""
+WAIT_MIN_S = 0.0001
+"""Minimum wait in seconds of a throttled copy. Clocks are not fine enough to wake exactly at its end: the copy would
+spin until then."""
 
 
 @dataclass
@@ -248,7 +251,7 @@ class ImportDriver:
         now, state = means.env.clock.now(), ring.moves[self.move].state if self.move in ring.moves else None
         until = means.copied_until = max(means.copied_until, now) + size / ring.pace.bytes_per_s
         while (left_s := until - means.env.clock.now()) > 0:
-            await asyncio.sleep(min(left_s, PACE_S))
+            await asyncio.sleep(min(max(left_s, WAIT_MIN_S), PACE_S))
             self._lead()
             latest = means.rings.ring
             move = latest.moves.get(self.move)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from kvstore.partition.state.ownership import Ownership
-from kvstore.partition.state.rows import ALL_RETRY
+from kvstore.partition.state.rows import ALL_DATA
 from kvstore.partition.state.tokens import TokenSpan
 from kvstore.ring.moves import Move, MoveState
 
@@ -56,8 +56,8 @@ def copied_part(ownership: Ownership, move: Move) -> float:
     found = ownership.import_of(move.id)
     if found is None or found.is_dropping:
         return 0.0
-    if not found.cursor or found.cursor >= ALL_RETRY[0]:
-        return 1.0  # all rows have come; they precede the request ids
+    if not found.cursor or found.cursor >= ALL_DATA[1]:
+        return 1.0  # all records have come; they precede intents, decisions and request ids
     token = int.from_bytes(found.cursor[1:5].ljust(4, b"\0"), "big")
     return min(1.0, max(0.0, (token - move.first) / move.size))
 

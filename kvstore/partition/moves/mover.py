@@ -23,7 +23,7 @@ TICK_S = 0.001
 """Seconds added to the end of a pause, because clocks are not fine enough to wake exactly at its end."""
 RETRY_S, RETRY_MAX_S = 0.05, 1.0
 PAUSE_SHARE, PAUSE_MAX_S = 4.0, 1.0
-"""After a move, the next move to this partition waits for REST_SHARE times its duration, at most REST_MAX_S seconds.
+"""After a move, the next move to this partition waits for PAUSE_SHARE times its duration, at most PAUSE_MAX_S seconds.
 Otherwise many small ranges would take the processor from all other keys."""
 
 

@@ -7,6 +7,7 @@ Rows and results are transferred unchanged (docs/protocol.md M3, M4).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain, starmap
 from typing import NamedTuple
 
 import msgspec
@@ -14,8 +15,16 @@ import msgspec
 from kvstore import versions
 from kvstore.errors import Unavailable
 from kvstore.partition.state import rows
-from kvstore.partition.state.effects import bounds
-from kvstore.partition.state.entry import CREATE, DELETE, OVERWRITE, Entry, Requests, requests_message, requests_of
+from kvstore.partition.state.effects import moving_bounds, transaction_change
+from kvstore.partition.state.entry import (
+    DELETE,
+    NOTE,
+    OF_TRANSACTIONS,
+    Entry,
+    Requests,
+    requests_message,
+    requests_of,
+)
 from kvstore.partition.state.results import encode_result
 from kvstore.partition.state.retry_table import PART_OF_A_RANGE, decode_row
 from kvstore.partition.state.rows import data_key, encode_record
@@ -80,10 +89,11 @@ def requests_in(page: RangePage) -> Requests | None:
 
 
 def page_of(state: ReplicaState, span: TokenSpan, cursor: bytes) -> RangePage:
-    """Return the page of the range that begins at `cursor`. Records come first, then request ids."""
+    """Return the page of the range that begins at `cursor`. Records come first, then intents and decisions, then
+    request ids."""
     assert state.position is not None
     if cursor < RETRIES:
-        keys, found, following = _records(state, span, cursor)
+        keys, found, following = _rows(state, span, cursor)
         return RangePage(keys, found, b"", following, state.position, state.log_version)
     picked = PickedRequests(span)
     following = b""
@@ -102,12 +112,12 @@ def page_of(state: ReplicaState, span: TokenSpan, cursor: bytes) -> RangePage:
     return RangePage([], [], message, following, state.position, state.log_version)
 
 
-def _records(state: ReplicaState, span: TokenSpan, cursor: bytes) -> tuple[list[bytes], list[bytes], bytes]:
-    first, end = bounds(span)
+def _rows(state: ReplicaState, span: TokenSpan, cursor: bytes) -> tuple[list[bytes], list[bytes], bytes]:
     keys: list[bytes] = []
     found: list[bytes] = []
     size = 0
-    for row_key, row in state.engine.iterate(max(cursor, first), end):
+    begins = [(max(cursor, first), end) for first, end in moving_bounds(span) if cursor < end]
+    for row_key, row in chain.from_iterable(starmap(state.engine.iterate, begins)):
         if size >= PAGE_BYTES or len(keys) >= PAGE_ROWS_MAX:
             return keys, found, row_key
         keys.append(row_key)
@@ -117,7 +127,7 @@ def _records(state: ReplicaState, span: TokenSpan, cursor: bytes) -> tuple[list[
 
 
 class RangeChanges:
-    """The changes to a range in entries of the source's log: the last change of each key."""
+    """The changes to a range in entries of the source's log: the last change of each row."""
 
     def __init__(self, span: TokenSpan) -> None:
         self._span = span
@@ -140,7 +150,7 @@ class RangeChanges:
 
     @property
     def rows(self) -> list[bytes]:
-        """The row of each key; an empty row means that the key was deleted."""
+        """The row of each row key; an empty row means that the row was removed."""
         return list(self._rows.values())
 
     @property
@@ -151,12 +161,15 @@ class RangeChanges:
         """Add the changes of one entry of mutations."""
         first, last = self._span
         for kind, seq, key, value, created, expires_ms, _ in entry.mutations():
-            if kind not in (CREATE, OVERWRITE, DELETE):
+            if kind == NOTE:
                 continue
             row_key = data_key(key)
             if not first <= int.from_bytes(row_key[1:5], "big") <= last:
                 continue
-            row = b"" if kind == DELETE else encode_record(value, seq, created, entry.time_ms, expires_ms)
+            if kind in OF_TRANSACTIONS:
+                row_key, row = transaction_change(kind, seq, row_key, value)
+            else:
+                row = b"" if kind == DELETE else encode_record(value, seq, created, entry.time_ms, expires_ms)
             self._rows[row_key] = row
             self._bytes += len(row_key) + len(row)
         if entry.requests is not None:

@@ -12,7 +12,20 @@ from typing import NamedTuple
 
 from kvstore.partition.state import entry as entries
 from kvstore.partition.state import move_records
-from kvstore.partition.state.entry import CREATE, DELETE, NOTE, OVERWRITE, Entry, EntryKind
+from kvstore.partition.state.decisions import decision_of
+from kvstore.partition.state.entry import (
+    CREATE,
+    DECISION,
+    DELETE,
+    NOTE,
+    OF_TRANSACTIONS,
+    OVERWRITE,
+    RESOLVED,
+    Entry,
+    EntryKind,
+)
+from kvstore.partition.state.intents import resolved_of
+from kvstore.partition.state.internal import Attempt
 from kvstore.partition.state.move_records import Own, Release
 from kvstore.partition.state.tokens import TokenSpan
 from kvstore.proto import feed_pb2
@@ -39,6 +52,20 @@ class Handed(NamedTuple):
     move: int
 
 
+class TransactionPart(NamedTuple):
+    """A part of a transaction over several partitions: what one DECISION or RESOLVED commits. The parts of a
+    transaction are complete once their `keys` add up to `keys_of_all`. The partition and the sequence identify a part,
+    for readers that receive it again."""
+
+    attempt: Attempt
+    sequence: Seq
+    """The sequence of the DECISION or RESOLVED."""
+    keys: int
+    """Number of different keys that the part writes. Some of these writes may change nothing."""
+    keys_of_all: int
+    """Number of different keys that the transaction writes in all partitions."""
+
+
 class FeedEntry:
     """A log entry as the change feed returns it. Its changes are stored in columns. All columns are empty if the entry
     changes nothing."""
@@ -51,6 +78,8 @@ class FeedEntry:
         "handed",
         "keys",
         "kinds",
+        "part_of",
+        "parts",
         "position",
         "sequences",
         "size",
@@ -73,6 +102,10 @@ class FeedEntry:
         """0 for deletes."""
         self.expires_ms: Sequence[int] = ()
         self.handed: Handed | None = None
+        self.parts: Sequence[TransactionPart] = ()
+        """The parts of transactions over several partitions that the entry commits."""
+        self.part_of: bytes | Sequence[int] = b""
+        """For each change, the index of its part in `parts` plus one, or 0. Empty if there are no parts."""
         self.size = _OVERHEAD_BYTES
 
     def is_behind(self, seq: int) -> bool:
@@ -145,7 +178,7 @@ def _take_all(made: FeedEntry, entry: Entry) -> None:
     kinds = bytearray()
     sequences, keys, values, created, expires = [], [], [], [], []
     for kind, seq, key, value, since, expires_ms, replaced_ms in entry.mutations():
-        if kind == NOTE:
+        if kind == NOTE or kind in OF_TRANSACTIONS:
             continue
         if kind == DELETE:
             kinds.append(EXPIRED if 0 < replaced_ms <= entry.time_ms else DELETED)
@@ -159,6 +192,37 @@ def _take_all(made: FeedEntry, entry: Entry) -> None:
         expires.append(expires_ms)
     made.sequences, made.kinds, made.keys, made.values = sequences, bytes(kinds), keys, values
     made.created, made.expires_ms = created, expires
+    if entry.transactions:
+        _take_transactions(made, entry)
+
+
+# docs/protocol.md F9
+def _take_transactions(made: FeedEntry, entry: Entry) -> None:
+    """Find the parts of transactions that the entry commits, and the changes that belong to them. A delete behind a
+    RESOLVED is the transaction's, even if the key's expiry has passed since its intent."""
+    parts: list[TransactionPart] = []
+    part_of_seq: dict[int, int] = {}
+    resolved_seqs: set[int] = set()
+    for kind, seq, key, contents, *_ in entry.mutations():
+        if kind == DECISION:
+            decided = decision_of(key, seq, contents).record
+            parts.append(TransactionPart(decided.attempt, seq, decided.part, decided.parts))
+            part_of_seq.update(dict.fromkeys(range(seq - decided.mutations, seq), len(parts)))
+        elif kind == RESOLVED:
+            resolved = resolved_of(contents)
+            if resolved.parts:
+                parts.append(TransactionPart(resolved.attempt, seq, 1, resolved.parts))
+                effect = range(seq + 1, seq + 1 + resolved.mutations)
+                part_of_seq.update(dict.fromkeys(effect, len(parts)))
+                resolved_seqs.update(effect)
+    made.parts = parts
+    if resolved_seqs and EXPIRED in made.kinds:
+        made.kinds = bytes(
+            DELETED if kind == EXPIRED and seq in resolved_seqs else kind
+            for kind, seq in zip(made.kinds, made.sequences, strict=True)
+        )
+    if parts:
+        made.part_of = [part_of_seq.get(seq, 0) for seq in made.sequences]
 
 
 class Interest(NamedTuple):

@@ -1,12 +1,13 @@
 """The checksum of a partition's state, which rolls over the changes of each log entry. Decides only.
 
-The checksum covers values in a form of its own, pinned here and by golden bytes, so that replicas of different versions
+The checksum covers values in its own form, pinned here and by golden bytes, so that replicas of different versions
 get the same checksum whatever their engines store (docs/protocol.md, P36; docs/reference/formats.md, Checksum):
 
     of an entry       all its keys, one after another, each as "d" | token u32 be | key; then all its forms
     form of a record  flags u8 (1: created, 2: expires) | version u64 be | written ms u64 be
                       | created version u64 be, if it is another | expires ms u64 be, if it expires | value
     form of a delete  nothing
+    of a transaction  INTENT, DECISION, RESOLVED, END: the contents of the mutation, as they are in the log
     IMPORT            its keys in that form, and its rows, as they are in the log
 
 Rows of format 1 (rows.py) equal these forms byte for byte, so nothing is built twice. If you change the rows, build the

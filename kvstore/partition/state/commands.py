@@ -1,18 +1,26 @@
-"""Operations on a partition and their results. Both are plain tuples, because thousands of them are in flight at once,
-and because a whole batch is then encoded in one call.
+"""Operations on a partition and their results.
 
-An operation is `(code, key, ...)` with the fields of its constructor below. Every endpoint (RESP, gRPC, HTTP, peer
-links) builds operations and passes them to `Partition.submit`; traits.py describes each code. A result is a plain
-value, documented with each constructor, or a StoreError instance.
+An operation is an instance of one of the classes below. Thousands of them are in flight at once, so they are structs
+that the cycle collector need not visit. On peer links an operation is the array of its code and its fields, in the
+order of the class: new fields come last and have a default. A server refuses an operation that has more fields than it
+knows.
+
+Every endpoint (RESP, gRPC, HTTP, peer links) builds operations and passes them to `Partition.submit`; traits.py
+describes each code. A result is a plain value, documented with each class, or a StoreError instance.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum, IntEnum, IntFlag, auto
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, get_args
+
+import msgspec
 
 from kvstore.errors import StoreError
+from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
+from kvstore.partition.state.internal import Attempt
+from kvstore.partition.state.tokens import Tokens
 
 
 class Code(IntEnum):
@@ -32,6 +40,10 @@ class Code(IntEnum):
     COUNT = 12
     CHECK = 13
     RANGE = 14
+    TRANSACT = 15
+    PREPARE = 16
+    RESOLVE = 17
+    INQUIRE = 18
 
 
 class NotNow(Enum):
@@ -108,97 +120,274 @@ class RequestId(NamedTuple):
     window and is refused, so a new client first asks for the time."""
 
 
-Op = tuple[Any, ...]
 Result = Any
 
-# ── constructors: they document the fields; hot paths write the tuples out ───────────────────────────────────────────
+_Key = Annotated[bytes, msgspec.Meta(min_length=1, max_length=KEY_BYTES_MAX)]
+_Start = Annotated[bytes, msgspec.Meta(max_length=KEY_BYTES_MAX + 1)]
+"""A range may begin one byte beyond the longest key."""
+_Value = Annotated[bytes, msgspec.Meta(max_length=VALUE_BYTES_MAX)]
+_Level = Annotated[int, msgspec.Meta(ge=0, le=3)]
+_Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
-def get(key: bytes, level: Level = Level.LINEARIZABLE, seq: int = 0) -> Op:
-    """Read a key. The result is a Record, or None if the key is absent. For SESSION, `seq` is the sequence that the
-    replica must have applied. For other levels, `seq` is the highest sequence that the client has seen."""
-    return (Code.GET, key, level, seq)
+class Operation(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields=True):
+    """The base class of operations. An operation must not be changed once it has been submitted."""
+
+    code: ClassVar[int]
+    assigned: ClassVar[Tokens | None] = None
+    """The tokens to which a keyless operation is limited (scope.py). Not sent."""
+    ops: ClassVar[tuple[Op, ...]] = ()
+    """The operations that a batch or a transaction consists of; empty for every other operation."""
 
 
-def meta(key: bytes, level: Level = Level.LINEARIZABLE, seq: int = 0) -> Op:
+class ReadOp(Operation):
+    """An operation that changes nothing. It may be retried on another replica, whatever happened to the first
+    attempt."""
+
+    request: ClassVar[RequestId | None] = None
+
+
+class WriteOp(Operation):
+    """An operation that the leader carries out once, in order."""
+
+    level: ClassVar[int] = int(Level.LINEARIZABLE)
+    seq: ClassVar[int] = 0
+
+
+class Get(ReadOp, tag=int(Code.GET)):
+    """Read a key. The result is a Record, or None if the key is absent."""
+
+    key: _Key
+    level: _Level = Level.LINEARIZABLE
+    seq: int = 0
+    """For SESSION the sequence that the replica must have applied. For other levels the highest sequence that the
+    client has seen."""
+
+
+class Meta(ReadOp, tag=int(Code.META)):
     """Read a key's metadata. The result is (value length, version, created, written_ms, expires_ms), or None if the key
-    is absent. `seq` is as in `get`."""
-    return (Code.META, key, level, seq)
+    is absent. `seq` is as in Get."""
+
+    key: _Key
+    level: _Level = Level.LINEARIZABLE
+    seq: int = 0
 
 
-def put(
-    key: bytes, value: bytes, expires_ms: int = 0, flags: int = 0, version: int = 0, request: RequestId | None = None
-) -> Op:
+class Put(WriteOp, tag=int(Code.PUT)):
     """Write a key. The result is the new version; with RETURN_OLD it is (applied, version, old Record or None). Without
     RETURN_OLD, the operation fails with ConditionFailed if its condition is not met."""
-    return (Code.PUT, key, value, expires_ms, flags, version, request)
+
+    key: _Key
+    value: _Value
+    expires_ms: int = 0
+    flags: int = 0
+    version: int = 0
+    request: RequestId | None = None
 
 
-def delete(key: bytes, flags: int = 0, version: int = 0, request: RequestId | None = None) -> Op:
+class Delete(WriteOp, tag=int(Code.DELETE)):
     """Delete a key. The result is the sequence of the delete, or 0 if the key was absent; with RETURN_OLD it is
     (sequence, old Record or None). The operation fails with ConditionFailed if its condition is not met."""
-    return (Code.DELETE, key, flags, version, request)
+
+    key: _Key
+    flags: int = 0
+    version: int = 0
+    request: RequestId | None = None
 
 
-def increment(key: bytes, delta: int, request: RequestId | None = None) -> Op:
+class Increment(WriteOp, tag=int(Code.INCREMENT)):
     """Add `delta` to the integer at a key. The result is (new value as a 64-bit integer, version). The key keeps its
     TTL. The operation fails with InvalidRequest if the value is not an integer or would overflow."""
-    return (Code.INCREMENT, key, delta, request)
+
+    key: _Key
+    delta: int
+    request: RequestId | None = None
 
 
-def append(key: bytes, suffix: bytes, request: RequestId | None = None) -> Op:
-    """Append `suffix` to the value of a key. The result is (new length in bytes, version). The key keeps its TTL."""
-    return (Code.APPEND, key, suffix, request)
+class Append(WriteOp, tag=int(Code.APPEND)):
+    """Append `value` to the value of a key. The result is (new length in bytes, version). The key keeps its TTL."""
+
+    key: _Key
+    value: _Value
+    request: RequestId | None = None
 
 
-def expire(key: bytes, expires_ms: int, flags: int = 0, request: RequestId | None = None) -> Op:
+class Expire(WriteOp, tag=int(Code.EXPIRE)):
     """Change the expiry of a key. The result is True if the expiry was changed. An `expires_ms` of 0 removes the
     expiry. A time at or before the record's time deletes the key."""
-    return (Code.EXPIRE, key, expires_ms, flags, request)
+
+    key: _Key
+    expires_ms: int
+    flags: int = 0
+    request: RequestId | None = None
 
 
-def batch(key: bytes, ops: tuple[Op, ...], flags: int = 0, request: RequestId | None = None) -> Op:
+class Batch(WriteOp, tag=int(Code.BATCH)):
     """Carry out several operations atomically. The result is the list of their results. `key` is any key of the batch
     and determines the partition. The operations in `ops` have no request ids of their own."""
-    return (Code.BATCH, key, ops, flags, request)
+
+    key: _Key
+    ops: tuple[Op, ...]  # type: ignore[misc]  # empty in every other class
+    flags: int = 0
+    request: RequestId | None = None
 
 
-def delete_range(start: bytes, end: bytes, request: RequestId | None = None) -> Op:
-    """Delete this partition's keys in [start, end). The result is the number of keys deleted. An empty `end` means up
-    to the last key. The deletes are not atomic."""
-    return (Code.DELETE_RANGE, start, end, request)
+class Transact(WriteOp, tag=int(Code.TRANSACT)):
+    """Carry out several operations atomically, on keys that may belong to several partitions. The result is (list of
+    their results, list of (partition, sequence)): the second list has one element per partition, and a session read at
+    that sequence sees the transaction. `key` is the first key that the transaction writes; its owner is the
+    transaction's home, which decides (docs/protocol.md Tx2). A transaction that writes nothing has the key of its first
+    operation. The operations in `ops` have no request ids of their own. Fails with ConditionFailed if a CHECK fails and
+    with Conflict if another transaction holds one of the keys; nothing was done then."""
+
+    key: _Key
+    ops: tuple[Op, ...]  # type: ignore[misc]  # empty in every other class
+    flags: int = 0
+    request: RequestId | None = None
 
 
-def scan(start: bytes, end: bytes, limit: int, flags: int = 0, level: Level = Level.LINEARIZABLE, seq: int = 0) -> Op:
-    """Read this partition's keys in [start, end) in key order. The result is (list of (key, Record), next start or
-    None). One result holds at most `limit` keys and about 1 MiB."""
-    return (Code.SCAN, start, end, limit, flags, level, seq)
+class DeleteRange(WriteOp, gc=True, dict=True, tag=int(Code.DELETE_RANGE)):
+    """Delete this partition's keys in [key, end). The result is the number of keys deleted. An empty `end` means up to
+    the last key. The deletes are not atomic."""
+
+    key: Annotated[bytes, msgspec.Meta(max_length=KEY_BYTES_MAX)]
+    end: _Value
+    request: RequestId | None = None
 
 
-def range_(start: bytes, end: bytes, limit: int, flags: int = 0, level: Level = Level.LINEARIZABLE, seq: int = 0) -> Op:
-    """Like a scan, but also supports KEYS_ONLY and REVERSE. With BARE, the result is (list of keys, next). With
-    COUNT_ONLY, it is (number of keys, next). With REVERSE, `next` is the end at which to continue. RANGE has a code of
-    its own because a server that does not know these flags would ignore them in a scan."""
-    return (Code.RANGE, start, end, limit, flags, level, seq)
+class Scan(ReadOp, gc=True, dict=True, tag=int(Code.SCAN)):
+    """Read this partition's keys in [key, end) in key order. The result is (list of (key, Record), next start or None).
+    One result holds at most `limit` keys and about 1 MiB."""
+
+    key: _Start
+    end: _Value
+    limit: int
+    flags: int = 0
+    level: _Level = Level.LINEARIZABLE
+    seq: int = 0
 
 
-def scan_tokens(token: int, limit: int, level: Level = Level.LINEARIZABLE, flags: int = 0) -> Op:
+class ScanTokens(ReadOp, gc=True, dict=True, tag=int(Code.SCAN_TOKENS)):
     """Read this partition's keys in token order, from `token` on. The result is (list of (key, Record), next token or
     None). All keys with the same token are in one result."""
-    return (Code.SCAN_TOKENS, token, limit, level, flags)
+
+    key: ClassVar[bytes] = b""
+    seq: ClassVar[int] = 0
+    token: int
+    limit: int
+    level: _Level = Level.LINEARIZABLE
+    flags: int = 0
 
 
-def count(level: Level = Level.LINEARIZABLE) -> Op:
+class Count(ReadOp, gc=True, dict=True, tag=int(Code.COUNT)):
     """Count the live keys of this partition. The result is their number. Expired keys count until their deletes are
     logged."""
-    return (Code.COUNT, b"", level)
+
+    seq: ClassVar[int] = 0
+    key: _Start = b""
+    level: _Level = Level.LINEARIZABLE
 
 
-def check(key: bytes, flags: int, version: int = 0, request: RequestId | None = None) -> Op:
+class Check(WriteOp, tag=int(Code.CHECK)):
     """Check a condition on a key. The result is the key's version, or 0 if the key is absent. The operation fails with
     ConditionFailed unless IF_ABSENT, IF_PRESENT or IF_VERSION is met. A failed check undoes its whole batch, even an
     INDEPENDENT one."""
-    return (Code.CHECK, key, flags, version, request)
+
+    key: _Key
+    flags: int
+    version: int = 0
+    request: RequestId | None = None
+
+
+class Range(ReadOp, gc=True, dict=True, tag=int(Code.RANGE)):
+    """Like a scan, but also supports KEYS_ONLY and REVERSE. With BARE, the result is (list of keys, next). With
+    COUNT_ONLY, it is (number of keys, next). With REVERSE, `next` is the end at which to continue. RANGE has a code of
+    its own because a server that does not know these flags would ignore them in a scan."""
+
+    key: _Start
+    end: _Value
+    limit: int
+    flags: int = 0
+    level: _Level = Level.LINEARIZABLE
+    seq: int = 0
+
+
+class InternalOp(WriteOp):
+    """An operation with which leaders carry out a transaction over several partitions. Only servers send it to each
+    other; clients cannot. `mark` is the number of the sender's last pin (docs/protocol.md Tx13)."""
+
+    request: ClassVar[RequestId | None] = None
+
+
+class Prepare(InternalOp, tag=int(Code.PREPARE)):
+    """Lock the keys of `ops` for an attempt: decide the operations and log an intent for each key (docs/protocol.md
+    Tx4). `key` is any of the keys and determines the partition; `home` is the transaction's home key, and `parts` is
+    the number of keys that the transaction writes in all partitions. The result is (partition, list of (key, sequence
+    of its intent), list of results, mark). Fails like the operations, and with Conflict if another transaction holds
+    one of the keys and `waits` is False. With `waits` the operation waits for that transaction (docs/protocol.md
+    Tx16)."""
+
+    key: _Key
+    home: _Key
+    attempt: Attempt
+    ops: tuple[Op, ...]  # type: ignore[misc]  # empty in every other class
+    flags: int = 0
+    parts: _Number = 0
+    mark: _Number = 0
+    waits: bool = False
+    begun_ms: _Number = 0
+    """Record time of home when the attempt began. It orders attempts for fairness, and nothing else depends on it."""
+
+
+class Resolve(InternalOp, tag=int(Code.RESOLVE)):
+    """Remove the intent of an attempt on a key, with its effect if `commit` (docs/protocol.md Tx7). `intent_seq` is the
+    sequence of the intent. The result is the partition's mark, also if the intent has been resolved before."""
+
+    key: _Key
+    attempt: Attempt
+    intent_seq: _Number
+    commit: bool
+    mark: _Number = 0
+
+
+class Inquire(InternalOp, tag=int(Code.INQUIRE)):
+    """Ask the owner of a home key for the outcome of an attempt (docs/protocol.md Tx6). `intent_key` and `intent_seq`
+    name the intent whose fate is asked. The result is (is_committed, mark): False if the attempt is aborted. Fails with
+    Unavailable if the attempt is under way."""
+
+    key: _Key
+    attempt: Attempt
+    intent_key: _Key
+    intent_seq: _Number
+    mark: _Number = 0
+
+
+Op = (
+    Get
+    | Meta
+    | Put
+    | Delete
+    | Increment
+    | Append
+    | Expire
+    | Batch
+    | DeleteRange
+    | Scan
+    | ScanTokens
+    | Count
+    | Check
+    | Range
+    | Transact
+    | Prepare
+    | Resolve
+    | Inquire
+)
+"""Every operation. Bounds in the fields' types are checked when an operation is decoded, not when it is created."""
+
+TYPES: dict[int, type[Op]] = {each.__struct_config__.tag: each for each in get_args(Op)}
+"""The classes of operations by code."""
+for _code, _type in TYPES.items():
+    _type.code = _code
 
 
 class Sink(Protocol):
@@ -229,6 +418,29 @@ class Sink(Protocol):
     def flush(self) -> None:
         """Send the results received so far. Called once after each group of results."""
         ...
+
+
+class WrappedSink(Sink):
+    """Passes results to the sink of a caller. Subclasses change how or when."""
+
+    __slots__ = ("_sink",)
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    @property
+    def line(self) -> object:
+        return self._sink.line
+
+    @property
+    def is_gone(self) -> bool:
+        return self._sink.is_gone
+
+    def complete(self, token: int, result: Result | StoreError) -> None:
+        self._sink.complete(token, result)
+
+    def flush(self) -> None:
+        self._sink.flush()
 
 
 Reply = tuple[Sink, int, Result]

@@ -1,4 +1,5 @@
-"""Counts and hashes the records of a token range, kept current while the records change. Decides only.
+"""Counts the records of a token range, and hashes them with its intents and decisions. Both are kept current while rows
+change. Decides only.
 
 A leader counts a range that is about to be frozen, or is being imported, in steps between other work. It reads the
 range as it was when counting began. Later changes are added as differences, so their order does not matter.
@@ -7,12 +8,13 @@ range as it was when counting began. Later changes are added as differences, so 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 import mmh3
 
-from kvstore.partition.state.effects import bounds
+from kvstore.partition.state.effects import moving_bounds
 from kvstore.partition.state.engine import Engine
-from kvstore.partition.state.rows import token_of_data
+from kvstore.partition.state.rows import ALL_DATA, token_of_data
 from kvstore.partition.state.tokens import TokenSpan
 
 ROWS_PER_STEP, BYTES_PER_STEP = 512, 1 << 20
@@ -27,14 +29,17 @@ class RangeDigest:
     def __init__(self, engine: Engine, span: TokenSpan) -> None:
         self.span = span
         self.count = 0
+        """Number of records."""
         self.hash = 0
+        """Hash of the records, intents and decisions."""
         self.is_complete = False
-        """True if all records have been counted."""
-        self._first, self._end = bounds(span)
-        self._rows: Iterator[tuple[bytes, bytes]] = engine.iterate(self._first, self._end)
+        """True if all rows have been counted."""
+        self._first, self._last = span.first.to_bytes(4, "big"), span.last.to_bytes(4, "big")
+        every = [engine.iterate(begin, end) for begin, end in moving_bounds(span)]
+        self._rows: Iterator[tuple[bytes, bytes]] = chain.from_iterable(every)
 
     def step(self) -> bool:
-        """Count some more records. Returns True once all records are counted."""
+        """Count some more rows. Returns True once all rows are counted."""
         size = 0
         for _ in range(ROWS_PER_STEP):
             found = next(self._rows, None)
@@ -50,12 +55,12 @@ class RangeDigest:
 
     def concerned(self, row_keys: list[bytes]) -> list[bytes]:
         """Return the row keys that are in the range, without duplicates."""
-        first, end = self._first, self._end
-        return list(dict.fromkeys(key for key in row_keys if first <= key < end))
+        first, last = self._first, self._last
+        return list(dict.fromkeys(key for key in row_keys if first <= key[1:5] <= last))
 
     def change(self, row_keys: list[bytes], before: list[bytes | None], after: list[bytes | None]) -> None:
-        """Update the digest for changed records. `before` and `after` are the rows of `row_keys`; None means that the
-        record is absent."""
+        """Update the digest for changed rows. `before` and `after` are the rows of `row_keys`; None means that the row
+        is absent."""
         for key, old, new in zip(row_keys, before, after, strict=True):
             assert self.span.holds(token_of_data(key)), f"{key!r} is not in {self.span}"
             if old is not None:
@@ -66,5 +71,6 @@ class RangeDigest:
     def _add(self, key: bytes, row: bytes, sign: int) -> None:
         # The length separates key and row. Otherwise bytes could move from one to the other without changing the hash.
         one = mmh3.hash64(b"%d|%b%b" % (len(key), key, row), signed=False)[0]
-        self.count += sign
+        if key[:1] == ALL_DATA[0]:
+            self.count += sign
         self.hash = (self.hash + sign * one) & _U64

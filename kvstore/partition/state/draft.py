@@ -11,15 +11,33 @@ from typing import NamedTuple
 from msgspec import Struct, field
 
 from kvstore.namespaces import Meter
+from kvstore.partition.state import intents
 from kvstore.partition.state.commands import RequestId, Result
-from kvstore.partition.state.entry import CREATE, DELETE, EXPIRES, NOTE, OVERWRITE, REPLACES, Entry, Requests
-from kvstore.partition.state.overlay import UNTOUCHED, Layer, Row, Untouched
+from kvstore.partition.state.decisions import Decision, DecisionRecord, EndRecord
+from kvstore.partition.state.entry import (
+    CREATE,
+    DECISION,
+    DELETE,
+    END,
+    EXPIRES,
+    INTENT,
+    NOTE,
+    OVERWRITE,
+    REPLACES,
+    RESOLVED,
+    Entry,
+    Requests,
+)
+from kvstore.partition.state.intents import Intent, IntentEffect, IntentName, IntentRecord, ResolvedRecord
+from kvstore.partition.state.internal import Attempt
+from kvstore.partition.state.overlay import UNTOUCHED, Layer, Row, TransactionChanges, Untouched
 from kvstore.partition.state.results import encode_result
 from kvstore.partition.state.retry_table import BYTES_PER_CLIENT, BYTES_PER_RESULT
 from kvstore.partition.state.rows import data_key
 from kvstore.types import PartitionId
 
 _CREATED, _OVERWRITTEN = bytes((CREATE,)), bytes((OVERWRITE,))
+_UNCHANGED = (0, 0, 0, 0)
 
 
 class DraftSavepoint(NamedTuple):
@@ -32,6 +50,7 @@ class DraftSavepoint(NamedTuple):
     replaced: int
     size: int
     metered: int
+    transactions: tuple[int, int, int, int]
 
 
 class RequestColumns(NamedTuple):
@@ -66,6 +85,7 @@ class Draft(Struct, eq=False):
     ages: list[int] = []
     expires_ms: list[int] = []
     replaced_ms: list[int] = []
+    transactions: list[bytes] = []
     layer: Layer = field(default_factory=Layer)
     meter: Meter | None = None
     """None unless the leader has namespaces."""
@@ -139,6 +159,81 @@ class Draft(Struct, eq=False):
         sequence."""
         self._add(NOTE, key, None)
         return self.last_seq
+
+    # ── transactions over several partitions ──────────────────────────────────────────────────────────────────────────
+
+    # docs/protocol.md Tx4
+    def intent(self, key: bytes, record: IntentRecord) -> Intent:
+        """Add an intent on a key, and return it. `record.written_ms` must be the draft's time. No key changes."""
+        intent = Intent(key, self._add_of_transaction(INTENT, key, intents.encode(record)), record)
+        self._changes().intents.append(intent)
+        return intent
+
+    # docs/protocol.md Tx5
+    def decision(
+        self,
+        home: bytes,
+        attempt: Attempt,
+        of: Sequence[IntentName],
+        *,
+        part: int = 0,
+        parts: int = 0,
+        since: int | None = None,
+    ) -> Decision:
+        """Commit a transaction with home key `home`, and return its decision. `of` are the intents that it commits in
+        other partitions. It writes `parts` different keys, `part` of them at home, by the mutations that were added
+        after sequence `since`; None: by no mutation."""
+        count = 0 if since is None else self.last_seq - since
+        record = DecisionRecord(attempt, tuple(of), self.time_ms, part, parts, count)
+        decision = Decision(home, self._add_of_transaction(DECISION, home, intents.encode(record)), record)
+        self._changes().decisions.append(decision)
+        return decision
+
+    # docs/protocol.md Tx7
+    def resolved(self, intent: Intent, *, is_committed: bool) -> int:
+        """Remove an intent, and carry out its effect if it is committed. Returns the sequence of the last mutation that
+        this adds. The quotas of namespaces were charged with the intent, so this charges nothing."""
+        key, _, asked = intent
+        is_part = is_committed and asked.is_exclusive
+        count = IntentEffect(asked.effect).mutations if is_committed else 0
+        record = ResolvedRecord(asked.attempt, intent.seq, is_committed, asked.parts if is_part else 0, count)
+        self._add_of_transaction(RESOLVED, key, intents.encode(record))
+        self._changes().resolved.append(intent)
+        if count:
+            self._take_effect(intent)
+        return self.last_seq
+
+    def _take_effect(self, intent: Intent) -> None:
+        """Add the mutations that the intent asks for. The key's record is the one for which the intent was made."""
+        key, asked = intent.key, intent.record
+        replaced: Row = (b"", 0, asked.created, 0, asked.replaced_ms)
+        is_put = asked.effect == IntentEffect.PUT
+        meter, self.meter = self.meter, None
+        try:
+            if not is_put:
+                self.delete(key, replaced)
+            if asked.effect != IntentEffect.DELETE:
+                self.put(key, asked.value, replaced if is_put and asked.created else None, asked.expires_ms)
+        finally:
+            self.meter = meter
+
+    # docs/protocol.md Tx8
+    def end(self, decision: Decision) -> int:
+        """Remove a decision. Returns the mutation's sequence."""
+        seq = self._add_of_transaction(END, decision.home, intents.encode(EndRecord(decision.attempt, decision.seq)))
+        self._changes().ended.append(decision)
+        return seq
+
+    def _add_of_transaction(self, kind: int, key: bytes, contents: bytes) -> int:
+        self._add(kind, key, None)
+        self.transactions.append(contents)
+        self.size += len(contents)
+        return self.last_seq
+
+    def _changes(self) -> TransactionChanges:
+        if self.layer.transactions is None:
+            self.layer.transactions = TransactionChanges()
+        return self.layer.transactions
 
     def _add(self, kind: int, key: bytes, old: Row | None) -> None:
         if old is not None and old[4]:
@@ -231,7 +326,17 @@ class Draft(Struct, eq=False):
         self._undo = []
         expires, replaced = len(self.expires_ms), len(self.replaced_ms)
         metered = 0 if self.meter is None else self.meter.begin(is_together=is_together)
-        return DraftSavepoint(len(self.keys), len(self.values), len(self.ages), expires, replaced, self.size, metered)
+        changes = self.layer.transactions
+        return DraftSavepoint(
+            len(self.keys),
+            len(self.values),
+            len(self.ages),
+            expires,
+            replaced,
+            self.size,
+            metered,
+            _UNCHANGED if changes is None else changes.counts,
+        )
 
     def keep(self, mark: DraftSavepoint) -> None:
         """Finish the batch that began at `mark`. Raises QuotaExceeded if the batch as a whole exceeds a quota; the
@@ -253,6 +358,9 @@ class Draft(Struct, eq=False):
         del self.values[mark.values :], self.ages[mark.ages :]
         del self.expires_ms[mark.expires :], self.replaced_ms[mark.replaced :]
         self.size = mark.size
+        if self.layer.transactions is not None:
+            self.layer.transactions.cut(mark.transactions)
+            del self.transactions[sum(mark.transactions) :]
         if self.meter is not None:
             self.meter.undo(mark.metered)
 
@@ -264,6 +372,7 @@ class Draft(Struct, eq=False):
         made = Entry(partition, epoch, self.first_seq, self.time_ms, bytes(self.kinds))
         made.keys, made.values, made.ages = self.keys, self.values, self.ages
         made.expires_ms, made.replaced_ms = self.expires_ms, self.replaced_ms
+        made.transactions = self.transactions
         columns = self._requests
         if columns is not None:
             for column in (columns.results, columns.touched):

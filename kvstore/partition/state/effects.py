@@ -7,6 +7,7 @@ old rows are the same on every replica.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import repeat
 from operator import add, sub
 from typing import NamedTuple
@@ -15,12 +16,29 @@ from crc32c import crc32c
 
 from kvstore.errors import Corrupted
 from kvstore.partition.state.checksum import fold
+from kvstore.partition.state.decisions import Decisions, decision_of, end_of
 from kvstore.partition.state.engine import Engine, EngineBatch
-from kvstore.partition.state.entry import CREATE, DELETE, LONE, NOTE, OVERWRITE, Entry
+from kvstore.partition.state.entry import (
+    CREATE,
+    DECISION,
+    DELETE,
+    END,
+    INTENT,
+    LONE,
+    NOTE,
+    OF_TRANSACTIONS,
+    OVERWRITE,
+    RESOLVED,
+    Entry,
+)
+from kvstore.partition.state.intents import Intents, encode_row, intent_of, record_of_row, resolved_of
 from kvstore.partition.state.move_records import Drop, ImportBegin, ImportRows, MoveRecord, Own, Release
 from kvstore.partition.state.ownership import Ownership
 from kvstore.partition.state.rows import (
     AGED,
+    ALL_DATA,
+    ALL_DECISIONS,
+    ALL_INTENTS,
     ORDER,
     data_key,
     data_keys_of,
@@ -28,12 +46,17 @@ from kvstore.partition.state.rows import (
     expiry_key,
     expiry_of,
     key_of_data,
+    name_of_row,
     pack_aged,
     pack_fresh,
     token_bound,
     token_of_data,
+    transaction_key,
 )
 from kvstore.partition.state.tokens import TokenSpan
+
+_MOVING = (ALL_DATA[0], ALL_INTENTS[0], ALL_DECISIONS[0])
+"""Prefixes of the rows that move with a range."""
 
 
 class Effect(NamedTuple):
@@ -78,8 +101,25 @@ def bounds(span: TokenSpan) -> tuple[bytes, bytes]:
     return token_bound(span.first), token_bound(span.last + 1)
 
 
+# docs/protocol.md Tx14
+def moving_bounds(span: TokenSpan) -> tuple[tuple[bytes, bytes], ...]:
+    """Return the ranges [first, second) of row keys that contain everything that moves with a token range, except
+    request ids, in ascending order: the records, the intents and the decisions."""
+    first, end = bounds(span)
+    return (first, end), transaction_bounds(ALL_INTENTS, first, end), transaction_bounds(ALL_DECISIONS, first, end)
+
+
+def transaction_bounds(rows: tuple[bytes, bytes], begin: bytes, end: bytes) -> tuple[bytes, bytes]:
+    """Return the range [first, second) of row keys of the intents or decisions whose keys have records in the range
+    [begin, end) of row keys. `rows` is ALL_INTENTS or ALL_DECISIONS."""
+    return rows[0] + begin[1:], rows[0] + end[1:] if end < ALL_DATA[1] else rows[1]
+
+
 def remove(engine: Engine, batch: EngineBatch, begin: bytes, end: bytes) -> None:
-    """Remove records and their index rows."""
+    """Remove records with their index rows, and the intents and decisions of their tokens."""
+    for rows in (ALL_INTENTS, ALL_DECISIONS):
+        for row_key, _ in engine.iterate(*transaction_bounds(rows, begin, end)):
+            batch.delete(row_key)
     for row_key, row in engine.iterate(begin, end):
         key = key_of_data(row_key)
         batch.delete(row_key)
@@ -95,8 +135,14 @@ def _replace(engine: Engine, batch: EngineBatch, span: TokenSpan, record: Import
     if len(keys) != len(rows) or len(set(keys)) != len(keys):
         raise Corrupted(f"move {record.move}: {len(rows)} rows for {len(set(keys))} different keys of {len(keys)}")
     for row_key, row, old in zip(keys, rows, engine.multi_get(keys), strict=True):
-        if not span.holds(token_of_data(row_key)):
+        if row_key[:1] not in _MOVING or not span.holds(token_of_data(row_key)):
             raise Corrupted(f"move {record.move}: {row_key[:64]!r} is not in {span}")
+        if row_key[:1] in (ALL_INTENTS[0], ALL_DECISIONS[0]):
+            if row:
+                batch.put(row_key, row)
+            else:
+                batch.delete(row_key)
+            continue
         key = key_of_data(row_key)
         if old is not None:
             expires_ms = expiry_of(old)
@@ -170,6 +216,14 @@ def _change_all(batch: EngineBatch, entry: Entry, data_keys: list[bytes]) -> tup
     ):
         if kind == NOTE:
             continue
+        if kind in OF_TRANSACTIONS:
+            changed, row = transaction_change(kind, seq, row_key, value)
+            if row:
+                batch.put(changed, row)
+            else:
+                batch.delete(changed)
+            written.append(value)
+            continue
         if replaced_ms:
             batch.delete(expiry_key(replaced_ms, key))
         if kind == DELETE:
@@ -188,3 +242,74 @@ def _change_all(batch: EngineBatch, entry: Entry, data_keys: list[bytes]) -> tup
         batch.put(row_key, row)
         written.append(row)
     return change, written
+
+
+# ── intents and decisions ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def transaction_change(kind: int, seq: int, row_key: bytes, contents: bytes) -> tuple[bytes, bytes]:
+    """Return the row key of the intent or decision that a mutation of a transaction changes, and the new row; an empty
+    row means that the row is removed. `row_key` is the row key of the record of the mutation's key."""
+    if kind == INTENT:
+        return transaction_key(ALL_INTENTS, row_key, seq), encode_row(contents)
+    if kind == DECISION:
+        return transaction_key(ALL_DECISIONS, row_key, seq), encode_row(contents)
+    if kind == RESOLVED:
+        return transaction_key(ALL_INTENTS, row_key, resolved_of(contents).seq), b""
+    assert kind == END, f"unknown kind {kind}"
+    return transaction_key(ALL_DECISIONS, row_key, end_of(contents).seq), b""
+
+
+def check_transactions(entry: Entry, intents: Intents, decisions: Decisions) -> None:
+    """Raise Corrupted if the entry contains a mutation of a transaction that no leader may write: one that removes an
+    intent or a decision that does not exist, or a second decision of an attempt."""
+    for kind, seq, key, contents, *_ in entry.mutations():
+        if kind == RESOLVED:
+            resolved = resolved_of(contents)
+            intent = intents.find(key, resolved.seq)
+            is_right = intent is not None and intent.attempt == resolved.attempt
+        elif kind == END:
+            ended = end_of(contents)
+            decision = decisions.find(ended.attempt)
+            is_right = decision is not None and (decision.home, decision.seq) == (key, ended.seq)
+        elif kind == DECISION:
+            is_right = decisions.find(decision_of(key, seq, contents).attempt) is None
+        else:
+            is_right = kind != INTENT or bool(intent_of(key, seq, contents))
+        if not is_right:
+            raise Corrupted(f"the mutation at {seq} contradicts the transactions before it: {contents[:64].hex()}")
+
+
+def index_transactions(entry: Entry, intents: Intents, decisions: Decisions) -> None:
+    """Carry out the entry's changes of intents and decisions in the indexes. The entry has been checked."""
+    for kind, seq, key, contents, *_ in entry.mutations():
+        if kind == INTENT:
+            intents.add(intent_of(key, seq, contents))
+        elif kind == RESOLVED:
+            intents.remove(key, resolved_of(contents).seq)
+        elif kind == DECISION:
+            decisions.add(decision_of(key, seq, contents))
+        elif kind == END:
+            decisions.remove(end_of(contents).attempt)
+
+
+def load_transactions(engine: Engine, spans: Iterable[TokenSpan], intents: Intents, decisions: Decisions) -> None:
+    """Add the intents and decisions that the engine contains, with tokens in `spans`, to the indexes."""
+    for span in spans:
+        first, end = bounds(span)
+        for row_key, row in engine.iterate(*transaction_bounds(ALL_INTENTS, first, end)):
+            intents.add(intent_of(*name_of_row(row_key), record_of_row(row)))
+        for row_key, row in engine.iterate(*transaction_bounds(ALL_DECISIONS, first, end)):
+            decisions.add(decision_of(*name_of_row(row_key), record_of_row(row)))
+
+
+def transaction_row_keys(entry: Entry, data_keys: list[bytes]) -> list[bytes]:
+    """Return the row keys of the intents and decisions that the entry changes. `data_keys` are the row keys of the
+    records of its keys."""
+    if not entry.transactions:
+        return []
+    return [
+        transaction_change(each.kind, each.seq, row_key, each.value)[0]
+        for each, row_key in zip(entry.mutations(), data_keys, strict=True)
+        if each.kind in OF_TRANSACTIONS
+    ]

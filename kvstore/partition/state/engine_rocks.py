@@ -87,7 +87,7 @@ class RocksEngine:
         write_buffer_bytes: int = 16 << 20,
         on_damage: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Open the directory. The engine takes its memory from the shared budget `memory`, or from a budget of its own
+        """Open the directory. The engine takes its memory from the shared budget `memory`, or from its own budget
         if that is None. `on_damage` is called, from any thread, if damage is found later. Raises OSError, or
         EngineDamaged if the files are damaged."""
         self._path = path
@@ -110,7 +110,7 @@ class RocksEngine:
 
     def _open(self) -> None:
         # Pass options for the family too. Otherwise a reopened engine's family uses the options stored beside its
-        # files, and these are incomplete: each engine would get a block cache of its own and no filters.
+        # files, and these are incomplete: each engine would get its own block cache and no filters.
         options = self._options
         try:
             self._db = Rdict(self._path, options, {"default": options}, access_type=AccessType.read_write())

@@ -37,6 +37,16 @@ class EntryKind(IntEnum):
     NOTE = 4
     """Changes nothing. Gives a sequence to a request whose result must be remembered."""
 
+    # Mutations of transactions over several partitions: intents.py, decisions.py. Log version 3 and later.
+    INTENT = 5
+    """Adds an intent on the key."""
+    DECISION = 6
+    """Commits the transaction whose home key this is."""
+    RESOLVED = 7
+    """Removes an intent on the key."""
+    END = 8
+    """Removes the decision of a transaction whose home key this is."""
+
     EPOCH_START = 16
     RELEASE_LEAD = 17
     """The leader has answered its last read. As the end of the log this record spares the next leader the wait."""
@@ -74,6 +84,15 @@ CREATE, OVERWRITE, DELETE, NOTE = (
     int(EntryKind.DELETE),
     int(EntryKind.NOTE),
 )
+INTENT, DECISION, RESOLVED, END = (
+    int(EntryKind.INTENT),
+    int(EntryKind.DECISION),
+    int(EntryKind.RESOLVED),
+    int(EntryKind.END),
+)
+OF_TRANSACTIONS = frozenset((INTENT, DECISION, RESOLVED, END))
+"""Kinds of mutations that change intents or decisions, and no record."""
+_MUTATIONS = frozenset((CREATE, OVERWRITE, DELETE, NOTE)) | OF_TRANSACTIONS
 _PLAIN = bytes((CREATE, OVERWRITE))
 LONE = {bytes((CREATE,)): 0, bytes((OVERWRITE,)): 1}
 """Kinds of an entry that is one put without expiries, with the number of ages that it has."""
@@ -88,6 +107,7 @@ class Mutation(NamedTuple):
     seq: Seq
     key: bytes
     value: bytes
+    """The value of a put; the contents of a mutation of a transaction; empty for other mutations."""
     created: int
     expires_ms: int
     replaced_ms: int
@@ -132,6 +152,8 @@ class Entry(Struct, eq=False):
     """For each put that overwrites a key: the put's sequence minus the sequence that created the key."""
     expires_ms: list[int] = []
     replaced_ms: list[int] = []
+    transactions: list[bytes] = []
+    """The contents of each INTENT, DECISION, RESOLVED and END (intents.py, decisions.py)."""
     requests: Requests | None = None
     check_seq: int = 0
     check_crc: int = 0
@@ -160,6 +182,7 @@ class Entry(Struct, eq=False):
         """Yield the mutations one by one."""
         values, ages = iter(self.values), iter(self.ages)
         expires, replaced = iter(self.expires_ms), iter(self.replaced_ms)
+        transactions = iter(self.transactions)
         for seq, (flags, key) in enumerate(zip(self.kinds, self.keys, strict=True), self.first_seq):
             kind = flags & KIND
             is_put = kind in (CREATE, OVERWRITE)
@@ -167,7 +190,7 @@ class Entry(Struct, eq=False):
                 kind,
                 Seq(seq),
                 key,
-                next(values) if is_put else b"",
+                next(values) if is_put else next(transactions) if kind in OF_TRANSACTIONS else b"",
                 seq - next(ages) if kind == OVERWRITE else seq,
                 next(expires) if flags & EXPIRES else 0,
                 next(replaced) if flags & REPLACES else 0,
@@ -190,6 +213,8 @@ class Entry(Struct, eq=False):
             message.expires_ms.extend(self.expires_ms)
         if self.replaced_ms:
             message.replaced_ms.extend(self.replaced_ms)
+        if self.transactions:
+            message.transactions.extend(self.transactions)
         if self.requests is not None:
             self.requests.message = requests_message(self.requests)
             message.requests.CopyFrom(self.requests.message)
@@ -229,7 +254,7 @@ def decode(payload: bytes) -> Entry:
     if message.HasField("check"):
         entry.check_seq, entry.check_crc = message.check.seq, message.check.crc
         entry.check_encoding = message.check.encoding or FIRST_ENCODING
-    _check_columns(entry)
+    _check_columns(entry, message)
     return entry
 
 
@@ -250,8 +275,8 @@ def _parse(payload: bytes) -> entry_pb2.Entry:
         raise Corrupted(f"entry payload of {len(payload)} bytes cannot be decoded: {error}") from error
 
 
-def _check_columns(entry: Entry) -> None:
-    """Raise Corrupted unless the columns are consistent."""
+def _check_columns(entry: Entry, message: entry_pb2.Entry) -> None:
+    """Raise Corrupted unless the columns are consistent. Sets the column of transactions, which few entries have."""
     kinds = entry.kinds
     is_bare = not (entry.expires_ms or entry.replaced_ms or entry.control or entry.requests)
     ages = entry.ages
@@ -270,7 +295,7 @@ def _check_columns(entry: Entry) -> None:
     else:
         plain = [flags & KIND for flags in kinds]
         unknown = any(flags & ~(KIND | EXPIRES | REPLACES) for flags in kinds)
-        if unknown or not set(plain) <= {CREATE, OVERWRITE, DELETE, NOTE}:
+        if unknown or not set(plain) <= _MUTATIONS:
             raise WrittenByNewer(
                 f"entry at sequence {entry.first_seq} has kinds {kinds.hex()}, which this program does not know"
             )
@@ -278,6 +303,9 @@ def _check_columns(entry: Entry) -> None:
         puts = overwrites + plain.count(CREATE)
         expiring = sum(flags & EXPIRES != 0 for flags in kinds)
         replacing = sum(flags & REPLACES != 0 for flags in kinds)
+        if not OF_TRANSACTIONS.isdisjoint(plain):
+            entry.transactions = list(message.transactions)
+            _check_transactions(entry, plain)
     want = (mutations, puts, overwrites, expiring, replacing)
     columns: tuple[list[Any], ...] = (entry.keys, entry.values, entry.ages, entry.expires_ms, entry.replaced_ms)
     got = tuple(map(len, columns))
@@ -289,6 +317,18 @@ def _check_columns(entry: Entry) -> None:
         raise Corrupted(f"entry at sequence {entry.first_seq}: expected columns of {want} elements, got {got}")
     if ages and max(ages) >= entry.first_seq:
         _check_ages(entry)
+
+
+def _check_transactions(entry: Entry, plain: list[int]) -> None:
+    """Raise Corrupted unless each mutation of a transaction has contents and no flag."""
+    wanted = sum(kind in OF_TRANSACTIONS for kind in plain)
+    if len(entry.transactions) != wanted:
+        raise Corrupted(
+            f"entry at sequence {entry.first_seq}: expected the contents of {wanted} mutations of transactions, "
+            f"got {len(entry.transactions)}"
+        )
+    if any(flags != kind and kind in OF_TRANSACTIONS for flags, kind in zip(entry.kinds, plain, strict=True)):
+        raise Corrupted(f"entry at sequence {entry.first_seq}: a mutation of a transaction has flags")
 
 
 def _check_ages(entry: Entry) -> None:

@@ -14,3 +14,6 @@ class MarkRecord(NamedTuple):
     takes: bool
     """True if replicas must keep the state as it is at this record. False if the record only changes the deadline of a
     state that is already kept."""
+    number: int = 0
+    """The number of the pin. The numbers of all pins of a cluster rise. 0 if the record only changes a deadline, and in
+    logs of version 2 and earlier (docs/protocol.md Tx13)."""

@@ -144,6 +144,8 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def encode(record: MoveRecord) -> bytes:
+    if isinstance(record, MarkRecord) and not record.number:
+        return _encode(record[:-1])  # as in logs of version 2 and earlier
     return _encode(record)
 
 

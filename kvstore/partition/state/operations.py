@@ -7,14 +7,31 @@ may treat a key that is past its expiry as absent, the key's delete must be in t
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from kvstore.errors import ConditionFailed, InvalidRequest, StoreError
 from kvstore.limits import BATCH_BYTES_MAX, BATCH_OPS_MAX, CLIENT_BYTES, KEY_BYTES_MAX, VALUE_BYTES_MAX
-from kvstore.partition.state.commands import Code, Flag, Op, Record, RequestId, Result
+from kvstore.partition.state.commands import (
+    Append,
+    Batch,
+    Check,
+    Code,
+    Delete,
+    Expire,
+    Flag,
+    Get,
+    Increment,
+    Meta,
+    Op,
+    Put,
+    Record,
+    RequestId,
+    Result,
+    Transact,
+)
 from kvstore.partition.state.draft import Draft
 from kvstore.partition.state.overlay import Row
-from kvstore.partition.state.traits import IN_BATCH, WITH_VALUE, WRITES
+from kvstore.partition.state.traits import IN_BATCH, WRITES
 
 # Plain integers, because `&` on an IntFlag costs ten times as much.
 _IF_ABSENT, _IF_PRESENT, _IF_VERSION = int(Flag.IF_ABSENT), int(Flag.IF_PRESENT), int(Flag.IF_VERSION)
@@ -63,16 +80,17 @@ def _record(row: Row | None) -> Record | None:
     return None if row is None else Record._make(row)
 
 
-def _get(d: Deciding, op: Op) -> Result:
-    return _record(d.live(op[1]))
+def _get(d: Deciding, op: Get) -> Result:
+    return _record(d.live(op.key))
 
 
-def _meta(d: Deciding, op: Op) -> Result:
-    row = d.live(op[1])
+def _meta(d: Deciding, op: Meta) -> Result:
+    row = d.live(op.key)
     return None if row is None else (len(row[0]), *row[1:])
 
 
-def _is_met(flags: int, version: int, row: Row | None) -> bool:
+def is_met(flags: int, version: int, row: Row | tuple[Any, ...] | None) -> bool:
+    """Return True if the condition in `flags` and `version` holds for a row, or for the result of a META."""
     if not flags & _ANY_CONDITION:
         return True
     found = 0 if row is None else row[1]
@@ -96,12 +114,11 @@ def _default_expiry(draft: Draft, key: bytes) -> int:
     return 0 if draft.meter is None else draft.meter.expiry_ms(key, draft.time_ms)
 
 
-def _put(d: Deciding, op: Op) -> Result:
-    _, key, value, expires_ms, flags, version, _ = op
-    flags = int(flags)
+def _put(d: Deciding, op: Put) -> Result:
+    key, value, expires_ms, flags = op.key, op.value, op.expires_ms, int(op.flags)
     check_sizes(key, value)
     row = d.live(key)
-    if not _is_met(flags, version, row):
+    if not is_met(flags, op.version, row):
         found = 0 if row is None else row[1]
         if flags & _RETURN_OLD:
             return (False, found, _record(row))
@@ -120,12 +137,11 @@ def _put(d: Deciding, op: Op) -> Result:
     return (True, seq, _record(row)) if flags & _RETURN_OLD else seq
 
 
-def _delete(d: Deciding, op: Op) -> Result:
-    _, key, flags, version, _ = op
-    flags = int(flags)
+def _delete(d: Deciding, op: Delete) -> Result:
+    key, flags = op.key, int(op.flags)
     check_sizes(key)
     row = d.live(key)
-    if not _is_met(flags, version, row):
+    if not is_met(flags, op.version, row):
         raise ConditionFailed(0 if row is None else row[1])
     seq = 0 if row is None else d.draft.delete(key, row)
     return (seq, _record(row)) if flags & _RETURN_OLD else seq
@@ -141,20 +157,20 @@ def _integer(value: bytes) -> int:
     return number
 
 
-def _increment(d: Deciding, op: Op) -> Result:
-    _, key, delta, _ = op
+def _increment(d: Deciding, op: Increment) -> Result:
+    key = op.key
     check_sizes(key)
     row = d.live(key)
-    number = (0 if row is None else _integer(row[0])) + delta
+    number = (0 if row is None else _integer(row[0])) + op.delta
     if not INTEGER_MIN <= number <= INTEGER_MAX:
         raise InvalidRequest("increment or decrement would overflow")
     return (number, d.draft.put(key, b"%d" % number, row, _default_expiry(d.draft, key) if row is None else row[4]))
 
 
-def _append(d: Deciding, op: Op) -> Result:
-    _, key, suffix, _ = op
+def _append(d: Deciding, op: Append) -> Result:
+    key = op.key
     row = d.live(key)
-    value = suffix if row is None else row[0] + suffix
+    value = op.value if row is None else row[0] + op.value
     check_sizes(key, value)
     return (len(value), d.draft.put(key, value, row, _default_expiry(d.draft, key) if row is None else row[4]))
 
@@ -170,9 +186,8 @@ def _may_set_expiry(flags: int, old_ms: int, new_ms: int) -> bool:
     return not (flags & _IF_SHORTER and old_ms and new_ms >= old_ms)
 
 
-def _expire(d: Deciding, op: Op) -> Result:
-    _, key, expires_ms, flags, _ = op
-    flags = int(flags)
+def _expire(d: Deciding, op: Expire) -> Result:
+    key, expires_ms, flags = op.key, op.expires_ms, int(op.flags)
     check_sizes(key)
     row = d.live(key)
     if row is None:
@@ -192,34 +207,36 @@ def _expire(d: Deciding, op: Op) -> Result:
     return True
 
 
-def _check(d: Deciding, op: Op) -> Result:
-    _, key, flags, version, _ = op
-    check_sizes(key)
-    row = d.live(key)
+def _check(d: Deciding, op: Check) -> Result:
+    check_sizes(op.key)
+    row = d.live(op.key)
     found = 0 if row is None else row[1]
-    if not _is_met(int(flags), version, row):
+    if not is_met(int(op.flags), op.version, row):
         raise ConditionFailed(found)
     return found
 
 
 # docs/protocol.md P11
-def _batch(d: Deciding, op: Op) -> Result:
+def carry_out_batch(d: Deciding, op: Batch | Transact, returned_bytes: int = 0) -> Result:
     """Carry out a batch in one entry: completely or not at all, or with INDEPENDENT each operation on its own, provided
-    that every CHECK holds."""
-    _, _, ops, flags, request = op
+    that every CHECK holds. `returned_bytes` are the bytes of values that other partitions add to its answer, which is
+    logged here if the batch has a request id."""
+    ops, flags, request = op.ops, op.flags, op.request
     _check_batch(ops)
     results: list[Result | StoreError] = []
-    answer_bytes = 0
+    answer_bytes = returned_bytes
     mark = d.draft.begin(is_together=not flags & _INDEPENDENT)
     for each in ops:
         try:
-            results.append(_RULES[each[0]](d, each))
+            results.append(_RULES[each.code](d, each))
         except StoreError as error:
-            if not flags & _INDEPENDENT or each[0] == _CHECK:
+            if not flags & _INDEPENDENT or each.__class__ is Check:
                 d.draft.undo(mark)
                 # Deletes of expired keys stay, because the client may have seen a refusal that calls a key absent.
                 for found in ops[: len(results) + 1]:
-                    d.live(found[1])
+                    d.live(found.key)
+                if isinstance(error, ConditionFailed) and op.__class__ is not Batch:
+                    raise ConditionFailed(error.version, each.key) from None
                 raise
             results.append(error)
         answer_bytes += _value_bytes(results[-1])
@@ -235,7 +252,7 @@ def _batch(d: Deciding, op: Op) -> Result:
     except StoreError:
         d.draft.undo(mark)
         for each in ops:
-            d.live(each[1])
+            d.live(each.key)
         raise
     return results
 
@@ -252,26 +269,22 @@ def _check_batch(ops: tuple[Op, ...]) -> None:
     if not 0 < len(ops) <= BATCH_OPS_MAX:
         raise InvalidRequest(f"expected 1 to {BATCH_OPS_MAX} operations in a batch, got {len(ops)}; split the batch")
     for op in ops:
-        if op[0] not in IN_BATCH:
-            raise InvalidRequest(f"expected operations that may be in a batch, got {op[0]}")
+        if op.code not in IN_BATCH:
+            raise InvalidRequest(f"expected operations that may be in a batch, got {op.code}")
     size = sum(map(size_of, ops))
     # One value may fill a batch; its key may come on top.
     if size > BATCH_BYTES_MAX + KEY_BYTES_MAX:
         raise InvalidRequest(f"expected up to {BATCH_BYTES_MAX} bytes of keys and values in a batch, got {size}")
 
 
-_BATCH, _CHECK = int(Code.BATCH), int(Code.CHECK)
-
-
 def size_of(op: Op) -> int:
     """Return the number of bytes of the keys and values that the operation carries."""
-    code = op[0]
-    if code in WITH_VALUE:
-        return len(op[1]) + len(op[2])
-    return sum(map(size_of, op[2])) if code == _BATCH else len(op[1])
+    if op.__class__ is Put or op.__class__ is Append:
+        return len(op.key) + len(op.value)
+    return sum(map(size_of, op.ops)) if op.ops else len(op.key)
 
 
-_RULES: dict[int, Callable[[Deciding, Op], Result]] = {
+_RULES: dict[int, Callable[[Deciding, Any], Result]] = {
     Code.GET: _get,
     Code.META: _meta,
     Code.PUT: _put,
@@ -280,7 +293,8 @@ _RULES: dict[int, Callable[[Deciding, Op], Result]] = {
     Code.APPEND: _append,
     Code.EXPIRE: _expire,
     Code.CHECK: _check,
-    Code.BATCH: _batch,
+    Code.BATCH: carry_out_batch,
+    Code.TRANSACT: carry_out_batch,
 }
 MUTATIONS = {code: rule for code, rule in _RULES.items() if code in WRITES}
 """The mutations that a leader's queue accepts, by code, without DELETE_RANGE."""

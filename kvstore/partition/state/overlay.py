@@ -15,6 +15,8 @@ from msgspec import Struct
 
 from kvstore.errors import RequestExpired
 from kvstore.partition.state.commands import RequestId, Result
+from kvstore.partition.state.decisions import Decision
+from kvstore.partition.state.intents import Intent
 
 Row = tuple[bytes, int, int, int, int]
 """A Record, perhaps as a plain tuple."""
@@ -30,6 +32,25 @@ UNTOUCHED: Final = Untouched.UNTOUCHED
 """No entry in flight changes the key."""
 
 
+class TransactionChanges(Struct, eq=False):
+    """The intents and decisions that one entry in flight adds and removes, each in the order of the entry."""
+
+    intents: list[Intent] = []
+    resolved: list[Intent] = []
+    decisions: list[Decision] = []
+    ended: list[Decision] = []
+
+    @property
+    def counts(self) -> tuple[int, int, int, int]:
+        """The lengths of the lists."""
+        return len(self.intents), len(self.resolved), len(self.decisions), len(self.ended)
+
+    def cut(self, counts: tuple[int, int, int, int]) -> None:
+        """Remove what was added since the lists had these lengths."""
+        del self.intents[counts[0] :], self.resolved[counts[1] :]
+        del self.decisions[counts[2] :], self.ended[counts[3] :]
+
+
 class Layer(Struct, eq=False):
     """The effects of one entry in flight."""
 
@@ -42,6 +63,8 @@ class Layer(Struct, eq=False):
     """Client → number of its results in `requests`."""
     results_bytes: int = 0
     """Upper bound of the bytes that these results and their clients will take in the retry table."""
+    transactions: TransactionChanges | None = None
+    """None if the entry changes neither intents nor decisions, as most entries do."""
 
 
 class Overlay:

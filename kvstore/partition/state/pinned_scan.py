@@ -13,7 +13,7 @@ from kvstore.limits import KEY_BYTES_MAX
 from kvstore.partition.state.engine import View, ViewCursor
 from kvstore.partition.state.pinned_views import PinnedView
 from kvstore.partition.state.rows import ALL_ORDER, ORDER, data_key, token_bound, token_of_data
-from kvstore.partition.state.tokens import Tokens, TokenSpan
+from kvstore.partition.state.tokens import TokenSpan
 from kvstore.proto import data_pb2, pinned_page
 
 STEP_ROWS, STEP_BYTES = 128, 128 << 10
@@ -43,20 +43,26 @@ class PinnedScan:
         end: bytes = b"",
         after: bytes = b"",
         keys_only: bool = False,
+        intents_only: bool = False,
         page_bytes: int,
     ) -> None:
         """Read the keys in [start, end) whose tokens are in `span`, from the row after row key `after`. A page has
-        about `page_bytes` bytes. Raises ViewClosed."""
+        about `page_bytes` bytes. The view's intents must be resolved. With `intents_only`, read only the rows that the
+        committed intents write, among them deletes and records that have expired. Raises ViewClosed."""
+        assert held.is_resolved, "intents of a pinned view are not resolved"
         self._held, self._start, self._end = held, start, end
-        self._keys_only, self._page_bytes = keys_only, page_bytes
-        few = _few(held.view, start, end) if start or end else None
+        self._keys_only, self._intents_only, self._page_bytes = keys_only, intents_only, page_bytes
+        few = _few(held.view, start, end) if (start or end) and not intents_only else None
         if few is None:
-            self._cursors = _cursors(held.view, held.owned, span, after)
+            self._cursors = _cursors(held, span, after, intents_only=intents_only)
         else:
-            picked = [
-                key for key in few if key > after and span.holds(token_of_data(key)) and held.owned.holds_row(key)
-            ]
-            self._cursors = iter([_PickedRows(held.view, picked)])
+            changed = [(key, row) for key, row in _changed(held) if _is_between(key, start, end)]
+            picked, replaced = (
+                [key for key in keys if key > after and span.holds(token_of_data(key)) and held.owned.holds_row(key)]
+                for keys in (few, [key for key, _ in changed])
+            )
+            rows = dict(changed)
+            self._cursors = iter([_replacing(_PickedRows(held.view, picked), [(key, rows[key]) for key in replaced])])
         self._cursor: ViewCursor | None = next(self._cursors, None)
         self._last = after
         self._begin_page()
@@ -89,28 +95,83 @@ class PinnedScan:
         self._rows += rows
 
     def _chosen(self, keys: list[bytes], rows: list[bytes]) -> tuple[list[bytes], list[bytes]]:
-        start, end, at = self._start, self._end, pinned_page.TOKEN_BYTES
-        pairs = [
-            pair for pair in zip(keys, rows, strict=True) if start <= pair[0][at:] and (not end or pair[0][at:] < end)
-        ]
+        pairs = [pair for pair in zip(keys, rows, strict=True) if _is_between(pair[0], self._start, self._end)]
         return [key for key, _ in pairs], [row for _, row in pairs]
 
     def page(self) -> data_pb2.PinnedPage:
         """Return a page with the rows that were read since the last page."""
-        time_ms = self._held.time_ms if self._held.hides_expired else 0
+        time_ms = self._held.time_ms if self._held.hides_expired and not self._intents_only else 0
         page = pinned_page.encode(self._keys, self._rows, time_ms, self._last, ends=self._cursor is None)
         self._begin_page()
         return page
 
 
-def _cursors(view: View, owned: Tokens, span: TokenSpan, after: bytes) -> Iterator[ViewCursor]:
+def _is_between(row_key: bytes, start: bytes, end: bytes) -> bool:
+    """Return True if the key of a row key is in [start, end). An empty `end` means up to the last key."""
+    key = row_key[pinned_page.TOKEN_BYTES :]
+    return start <= key and (not end or key < end)
+
+
+def _cursors(held: PinnedView, span: TokenSpan, after: bytes, *, intents_only: bool) -> Iterator[ViewCursor]:
     """Yield cursors over the owned tokens of a span, behind `after`."""
     behind = after + b"\x00" if after else b""
-    for first, last in owned.spans:
+    changed = _changed(held)
+    for first, last in held.owned.spans:
         begin, end = token_bound(max(first, span.first)), token_bound(min(last, span.last) + 1)
         begin = max(begin, behind)
         if begin < end:
-            yield view.cursor(begin, end)
+            inside = [pair for pair in changed if begin <= pair[0] < end]
+            yield _ReplacedRows(None, inside) if intents_only else _replacing(held.view.cursor(begin, end), inside)
+
+
+def _changed(held: PinnedView) -> list[tuple[bytes, bytes]]:
+    """Return the rows that committed intents of the view write, in order."""
+    return sorted(held.committed_rows.items()) if held.committed_rows else []
+
+
+def _replacing(cursor: ViewCursor, changed: list[tuple[bytes, bytes]]) -> ViewCursor:
+    """Return a cursor that shows the changed rows in place of those of `cursor`."""
+    return _ReplacedRows(cursor, changed) if changed else cursor
+
+
+# docs/protocol.md Tx13
+class _ReplacedRows:
+    """A cursor that shows some rows of another cursor changed. `changed` are the row keys and new rows, in order and
+    within the range of the other cursor. Deletes leave rows out. Without another cursor, all changed rows are shown,
+    also deletes."""
+
+    def __init__(self, cursor: ViewCursor | None, changed: list[tuple[bytes, bytes]]) -> None:
+        self._cursor, self._changed = cursor, deque(changed)
+        self._read = deque[tuple[bytes, bytes]]()
+        """Rows of the other cursor that were not returned yet."""
+        self._has_ended = cursor is None
+
+    def take(self, rows_max: int, bytes_max: int) -> tuple[list[bytes], list[bytes]]:
+        if self._cursor is not None and not self._changed and not self._read and not self._has_ended:
+            return self._cursor.take(rows_max, bytes_max)
+        keys: list[bytes] = []
+        rows: list[bytes] = []
+        size = 0
+        while len(keys) < rows_max and size < bytes_max:
+            if self._cursor is not None and not self._read and not self._has_ended:
+                self._read.extend(zip(*self._cursor.take(rows_max, bytes_max), strict=True))
+                self._has_ended = not self._read
+            if not self._read and not self._changed:
+                break
+            key, row = self._next()
+            if self._cursor is None or not pinned_page.is_deleted(row):
+                keys.append(key)
+                rows.append(row)
+                size += len(key) + len(row)
+        return keys, rows
+
+    def _next(self) -> tuple[bytes, bytes]:
+        """Remove the next row from what was read or from what is changed."""
+        if not self._changed or (self._read and self._read[0][0] < self._changed[0][0]):
+            return self._read.popleft()
+        if self._read and self._read[0][0] == self._changed[0][0]:
+            self._read.popleft()
+        return self._changed.popleft()
 
 
 def _few(view: View, start: bytes, end: bytes) -> list[bytes] | None:

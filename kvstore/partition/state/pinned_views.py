@@ -7,14 +7,19 @@ reads).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from kvstore.errors import NoSuchPin, Overloaded
 from kvstore.partition.state import rows
+from kvstore.partition.state.decisions import Decision, Decisions
 from kvstore.partition.state.engine import Engine, View
+from kvstore.partition.state.intents import Intent, IntentEffect
+from kvstore.partition.state.internal import Attempt
 from kvstore.partition.state.marks import MarkRecord
 from kvstore.partition.state.tokens import Tokens
+from kvstore.proto import pinned_page
+from kvstore.ring.hashing import token_of
 from kvstore.types import PartitionId, Position, Seq
 
 HELD_MAX = 32
@@ -38,6 +43,40 @@ class PinnedView:
     view: View
     hides_expired: bool
     """True if the view contains expired records, which readers must treat as absent."""
+    number: int = 0
+    """The number of the pin. It tells a pin from another one that was taken under the same id; 0 in logs of version 2
+    and earlier."""
+    intents: Sequence[Intent] = ()
+    """The intents of transactions that would change a key. The pinned view of each transaction's home knows whether
+    the transaction is committed (docs/protocol.md Tx13)."""
+    decisions: Decisions = field(default_factory=Decisions)
+    committed_rows: dict[bytes, bytes] | None = None
+    """The rows that the committed ones of `intents` write, by row key; the flag DELETED says that the key is deleted.
+    None until it is known which are committed. Readers see these rows in place of those of the view."""
+
+    @property
+    def is_resolved(self) -> bool:
+        """True if it is known which of the intents are committed."""
+        return not self.intents or self.committed_rows is not None
+
+    def outcome(self, home: bytes, attempt: Attempt, key: bytes, seq: int) -> bool | None:
+        """Return True if an intent with this home key is committed at the pin, and False if it is not, by the decisions
+        of this view. Returns None if the view does not own the home key."""
+        return self.decisions.commits(attempt, key, seq) if self.owned.holds(token_of(home)) else None
+
+    def resolve(self, committed: Iterable[Intent]) -> None:
+        """Record which of `intents` are committed; the others are aborted or not decided at the pin."""
+        found: dict[bytes, bytes] = {}
+        for intent in committed:
+            asked = intent.record
+            if asked.effect == IntentEffect.DELETE:
+                row = pinned_page.deleted(intent.seq, self.time_ms)
+            else:
+                created = asked.created if asked.effect == IntentEffect.PUT and asked.created else intent.seq
+                row = rows.encode_record(asked.value, intent.seq, created, self.time_ms, asked.expires_ms)
+                self.hides_expired |= 0 < asked.expires_ms <= self.time_ms
+            found[rows.data_key(intent.key)] = row
+        self.committed_rows = found
 
 
 class PinnedViews:
@@ -60,7 +99,16 @@ class PinnedViews:
 
     # docs/protocol.md K1
     def apply(
-        self, mark: MarkRecord, *, position: Position, seq: Seq, time_ms: int, owned: Tokens, records: int
+        self,
+        mark: MarkRecord,
+        *,
+        position: Position,
+        seq: Seq,
+        time_ms: int,
+        owned: Tokens,
+        records: int,
+        intents: Sequence[Intent] = (),
+        decisions: Iterable[Decision] = (),
     ) -> None:
         """Apply a MARK that the state contains. The other arguments describe the state at the MARK."""
         self.expire(time_ms)
@@ -77,6 +125,7 @@ class PinnedViews:
         expired = rows.ALL_EXPIRY[0], rows.expiry_key(time_ms + 1, b"")
         hides_expired = next(self._engine.iterate(*expired), None) is not None
         held = PinnedView(mark.pin, mark.deadline_ms, position, seq, time_ms, owned, records, view, hides_expired)
+        held.number, held.intents, held.decisions = mark.number, intents, Decisions(decisions)
         self.by_pin[mark.pin] = held
 
     def _move_deadline(self, mark: MarkRecord) -> None:
@@ -100,6 +149,13 @@ class PinnedViews:
         others = len(self.by_pin) - (pin in self.by_pin)
         if others >= HELD_MAX:
             raise Overloaded(f"partition {self._partition}: {others} of at most {HELD_MAX} pins are in use")
+
+    def numbered(self, pin: str, number: int) -> PinnedView:
+        """Return the view of the pin with this number. Raises NoSuchPin if it is not kept here."""
+        found = self.by_pin.get(pin)
+        if found is None or found.number != number:
+            raise NoSuchPin(f"partition {self._partition}: pin {pin!r} with number {number} has ended here")
+        return found
 
     def get(self, pin: str, position: Position) -> PinnedView:
         """Return the view of the pin at `position`. Raises NoSuchPin if it is not kept here."""

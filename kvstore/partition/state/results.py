@@ -11,7 +11,24 @@ import msgspec
 
 from kvstore import errors
 from kvstore.errors import Corrupted, InvalidRequest, StoreError
-from kvstore.partition.state.commands import Code, Flag, Op, Record, RequestId, Result
+from kvstore.partition.state.commands import (
+    Append,
+    Batch,
+    Check,
+    Delete,
+    DeleteRange,
+    Expire,
+    Flag,
+    Get,
+    Increment,
+    Meta,
+    Op,
+    Put,
+    Record,
+    RequestId,
+    Result,
+    Transact,
+)
 
 _LIST, _TUPLE, _RECORD, _ERROR = range(4)
 
@@ -32,30 +49,34 @@ def decode_result(encoded: bytes) -> Result | StoreError:
 def fits(op: Op, result: Result | StoreError) -> bool:
     """Return True if `result` can be the result of `op`. If it cannot, the request id was used for another
     operation."""
-    match op[0]:
-        case Code.PUT if op[4] & Flag.RETURN_OLD:
+    match op:
+        case Put() if op.flags & Flag.RETURN_OLD:
             return _is_tuple(result, bool, int, Record | None)
-        case Code.DELETE if op[2] & Flag.RETURN_OLD:
+        case Delete() if op.flags & Flag.RETURN_OLD:
             return _is_tuple(result, int, Record | None)
-        case Code.PUT | Code.DELETE | Code.DELETE_RANGE | Code.CHECK:
+        case Put() | Delete() | DeleteRange() | Check():
             return type(result) is int
-        case Code.INCREMENT | Code.APPEND:
+        case Increment() | Append():
             return _is_tuple(result, int, int)
-        case Code.EXPIRE:
+        case Expire():
             return type(result) is bool
-        case Code.GET:
+        case Get():
             return isinstance(result, Record | None)
-        case Code.META:
+        case Meta():
             return result is None or _is_tuple(result, int, int, int, int, int)
-        case Code.BATCH:
-            return (
-                isinstance(result, list)
-                and len(result) == len(op[2])
-                and all(
-                    isinstance(each, StoreError) or fits(part, each) for part, each in zip(op[2], result, strict=True)
-                )
-            )
+        case Batch():
+            return _fit_all(op.ops, result)
+        case Transact():
+            return _is_tuple(result, list, list) and _fit_all(op.ops, result[0])  # type: ignore[index]
     return False
+
+
+def _fit_all(ops: tuple[Op, ...], results: Result) -> bool:
+    return (
+        isinstance(results, list)
+        and len(results) == len(ops)
+        and all(isinstance(each, StoreError) or fits(op, each) for op, each in zip(ops, results, strict=True))
+    )
 
 
 def misused(request: RequestId) -> InvalidRequest:

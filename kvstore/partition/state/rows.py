@@ -10,6 +10,9 @@
     f                               the replicas that this state was copied from, until it is confirmed
     v                               the cluster version that writes the log; absent: the first version
     h                               a difference that another replica reported   (trials.py)
+    p                               the highest number of a pin in the log; absent: 0
+    i | token u32 be | key | seq u64 be    an intent on the key                  (intents.py)
+    j | token u32 be | key | seq u64 be    a decision whose home key this is     (decisions.py)
 
 A range of tokens is contiguous, and `o` and `x` change only when a key is created, deleted, or gets another expiry.
 docs/reference/formats.md (State store) describes every byte.
@@ -39,6 +42,9 @@ CHECKS_KEY = b"c"
 ORIGINS_KEY = b"f"
 REPORTED_KEY = b"h"
 VERSION_KEY = b"v"
+MARK_KEY = b"p"
+ALL_INTENTS = (b"i", b"j")
+ALL_DECISIONS = (b"j", b"k")
 EVERYTHING = (b"", b"\xff")
 
 FORMAT = 1
@@ -104,6 +110,24 @@ def version_of(row: bytes | None) -> int:
     return int(_version.unpack(row)[1])
 
 
+_mark = Struct(">BQ")
+
+
+def encode_mark(number: int) -> bytes:
+    """Encode the row of the highest number of a pin."""
+    return _mark.pack(FORMAT, number)
+
+
+def mark_of(row: bytes | None) -> int:
+    """Decode the row of the highest number of a pin; 0 if there is no row. Raises WrittenByNewer for an unknown
+    format."""
+    if row is None:
+        return 0
+    if row[0] != FORMAT:
+        raise WrittenByNewer(f"expected the number of a pin in format {FORMAT}, got format {row[0]}")
+    return int(_mark.unpack(row)[1])
+
+
 # ── records ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 AGED = 1
@@ -154,6 +178,17 @@ def key_of_data(row_key: bytes) -> bytes:
 def token_of_data(row_key: bytes) -> int:
     """Return the token of a record, from its row key."""
     return int.from_bytes(row_key[1:5], "big")
+
+
+def transaction_key(rows: tuple[bytes, bytes], data_key: bytes, seq: int) -> bytes:
+    """Return the row key of an intent or a decision. `rows` is ALL_INTENTS or ALL_DECISIONS, `data_key` the row key of
+    the record of its key, and `seq` its sequence."""
+    return rows[0] + data_key[1:] + seq.to_bytes(8, "big")
+
+
+def name_of_row(row_key: bytes) -> tuple[bytes, int]:
+    """Return the key and the sequence of an intent or a decision, from its row key."""
+    return row_key[5:-8], int.from_bytes(row_key[-8:], "big")
 
 
 def expiry_key(expires_ms: int, key: bytes) -> bytes:

@@ -8,34 +8,28 @@ partition answers Moved, and the caller starts again with the next version (docs
 
 from __future__ import annotations
 
-from typing import Any
+from copy import copy
 
 from kvstore.errors import Moved
-from kvstore.partition.state.commands import Code, Op
+from kvstore.partition.state.commands import Count, Op
 from kvstore.partition.state.tokens import Tokens
 
-_COUNT = int(Code.COUNT)
 ELSEWHERE = Moved("", 0)
 
 
-class Bound(tuple[Any, ...]):
-    """An operation as a plain tuple, together with the tokens to which it is limited."""
-
-    assigned: Tokens
-
-
 def bound(op: Op, assigned: Tokens) -> Op:
-    """Return the operation, limited to the tokens in `assigned`."""
-    found = Bound(op)
-    found.assigned = assigned
+    """Return the keyless operation, limited to the tokens in `assigned`. The caller may have submitted `op` to other
+    partitions too, so it stays as it is."""
+    found = copy(op)
+    vars(found)["assigned"] = assigned
     return found
 
 
 def scope(op: Op, readable: Tokens) -> Tokens | None:
     """Return the tokens for which to answer `op`. Returns None if the operation needs tokens that may not be read."""
-    assigned = getattr(op, "assigned", None)
+    assigned = op.assigned
     if assigned is None:
         return readable
-    if op[0] == _COUNT:  # a count always counts everything that is owned
+    if op.__class__ is Count:  # a count always counts everything that is owned
         return readable if readable.spans == assigned.spans else None
     return assigned if readable.covers_all(assigned) else None

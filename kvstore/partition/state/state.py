@@ -30,12 +30,21 @@ from kvstore.partition.state.checksum import (
     fold_import,
 )
 from kvstore.partition.state.commands import Record
+from kvstore.partition.state.decisions import Decisions
 from kvstore.partition.state.digest import RangeDigest
-from kvstore.partition.state.effects import apply_record, change
+from kvstore.partition.state.effects import (
+    apply_record,
+    change,
+    check_transactions,
+    index_transactions,
+    load_transactions,
+    transaction_row_keys,
+)
 from kvstore.partition.state.engine import Engine, EngineBatch
 from kvstore.partition.state.entry import Entry, EntryKind
+from kvstore.partition.state.intents import Intents
 from kvstore.partition.state.marks import MarkRecord
-from kvstore.partition.state.move_records import ImportRows, LogVersion
+from kvstore.partition.state.move_records import ImportRows, LogVersion, MoveRecord, Own, Release
 from kvstore.partition.state.ownership import Ownership
 from kvstore.partition.state.pinned_views import PinnedViews
 from kvstore.partition.state.retry_table import RetryTable, decode_row
@@ -94,6 +103,12 @@ class ReplicaState:
         installed."""
         self.ownership = Ownership()
         """The tokens that are owned and the ranges that move."""
+        self.intents = Intents()
+        """The intents on owned keys (docs/protocol.md, Transactions)."""
+        self.decisions = Decisions()
+        """The decisions whose home keys are owned."""
+        self.mark = 0
+        """The highest number of a pin in the log (docs/protocol.md Tx13)."""
         self.pinned_views = PinnedViews(partition, engine)
         """The views at pinned positions."""
         self._digests: list[RangeDigest] = []
@@ -126,7 +141,7 @@ class ReplicaState:
                 if after is not None and position <= after:
                     continue
                 entry, after = entries.decode(payload), position
-                if entry.keys and not (entry.control or entry.check_seq):
+                if entry.keys and not (entry.control or entry.check_seq or entry.transactions):
                     run.append((position, entry))
                     continue
                 before, run = run, []
@@ -182,6 +197,7 @@ class ReplicaState:
         checked = self._crc_at(entry.check_seq) if entry.check_seq and entry.check_encoding == ENCODING else None
         batch = self.engine.batch()
         count, crc, seq, ownership = self.key_count, self.crc, Seq(self.seq + len(entry.keys)), self.ownership
+        record = None
         if entry.control:
             record = move_records.decode(entry.kinds[0], entry.control)
             changed = ownership.after(record, position, self.seq, entry.time_ms)
@@ -190,13 +206,18 @@ class ReplicaState:
             if isinstance(record, LogVersion):
                 self.admit_version(record.version, record.release)
                 batch.put(rows.VERSION_KEY, rows.encode_version(max(record.version, self.log_version)))
-            elif not isinstance(record, MarkRecord):
+            elif isinstance(record, MarkRecord):
+                if record.number > self.mark:
+                    batch.put(rows.MARK_KEY, rows.encode_mark(record.number))
+            else:
                 batch.put(rows.OWNERSHIP_KEY, ownership.encode())
             if isinstance(record, ImportRows):  # other records take no sequence by which a check could name their CRC
                 data_keys, crc = record.keys, fold_import(crc, entry.control)
         elif entry.keys:
-            if data_keys is None and self._digests:
+            if data_keys is None and (self._digests or entry.transactions):
                 data_keys = data_keys_of(entry.keys)
+            if entry.transactions:
+                check_transactions(entry, self.intents, self.decisions)
             created, crc = change(batch, entry, data_keys, crc)
             count += created
         self.is_whole = False
@@ -208,22 +229,48 @@ class ReplicaState:
         if checked is not None:
             self._compare(batch, entry, checked)
         if self._digests and data_keys:
-            self._write_counting(batch, data_keys)
+            self._write_counting(batch, data_keys + transaction_row_keys(entry, data_keys))
         else:
             self.engine.write(batch)
+        if entry.transactions or record is not None:
+            self._follow_transactions(entry, record)
         self.ownership = ownership
         self._stand_at(position, seq, epoch, time_ms, count, crc, released)
         self.is_whole = True
-        if entry.kinds == _LOG_VERSION:
-            self.log_version = rows.version_of(self.engine.get(rows.VERSION_KEY))
         if checked is not None and self.doubt is not None:
             self.on_doubt()  # docs/protocol.md, P5 and P35
-        if entry.kinds == _MARK:
+        if record is not None:
+            self._follow_record(position, entry)
+
+    def _follow_record(self, position: Position, entry: Entry) -> None:
+        """Carry out what a record about the log itself changes outside of the engine."""
+        if entry.kinds == _LOG_VERSION:
+            self.log_version = rows.version_of(self.engine.get(rows.VERSION_KEY))
+        elif entry.kinds == _MARK:
             self._mark(position, entry)
+
+    # docs/protocol.md Tx14
+    def _follow_transactions(self, entry: Entry, record: MoveRecord | None) -> None:
+        """Carry out in the indexes what the entry, which may be a record of a move, has changed in the rows of intents
+        and decisions. `ownership` is the ownership before the entry."""
+        if entry.transactions:
+            index_transactions(entry, self.intents, self.decisions)
+        elif isinstance(record, Own):
+            imported = self.ownership.import_of(record.move)
+            assert imported is not None
+            load_transactions(self.engine, [imported.span], self.intents, self.decisions)
+        elif isinstance(record, Release):
+            frozen = self.ownership.frozen_by(record.move)
+            assert frozen is not None
+            for intent in self.intents.within(frozen.span):
+                self.intents.remove(*intent.name)
+            for decision in self.decisions.within(frozen.span):
+                self.decisions.remove(decision.attempt)
 
     def _mark(self, position: Position, entry: Entry) -> None:
         mark = move_records.decode(EntryKind.MARK, entry.control)
         assert isinstance(mark, MarkRecord)
+        self.mark = max(self.mark, mark.number)
         self.pinned_views.apply(
             mark,
             position=position,
@@ -231,6 +278,8 @@ class ReplicaState:
             time_ms=entry.time_ms,
             owned=self.ownership.owned,
             records=self.key_count,
+            intents=[each for each in self.intents.exclusive.values() if each.record.effect],
+            decisions=list(self.decisions),
         )
 
     # docs/protocol.md V4
@@ -240,7 +289,7 @@ class ReplicaState:
         if version > self.can:
             raise ClusterTooNew(
                 f"{self.partition}: its log is written by cluster version {version}, this server supports {self.can}: "
-                f"install kvstore {versions.release_for(version, release)} or later"
+                f"install {versions.build_for(version, release)}"
             )
 
     def _write_counting(self, batch: EngineBatch, data_keys: list[bytes]) -> None:
@@ -376,11 +425,15 @@ class ReplicaState:
             self.replaced += 1
             self._stand_at(None, Seq(0), 0, 0, 0, 0, False)
             self.ownership = Ownership()
+            self.intents, self.decisions = Intents(), Decisions()
         else:
             ownership = self.engine.get(rows.OWNERSHIP_KEY)
             self.ownership = Ownership() if ownership is None else Ownership.decode(ownership)
             self._stand_at(*rows.meta_of(row))
             self._load_retries()
+            self.intents, self.decisions = Intents(), Decisions()
+            load_transactions(self.engine, self.ownership.owned.spans, self.intents, self.decisions)
+        self.mark = rows.mark_of(self.engine.get(rows.MARK_KEY))
         self.log_version = rows.version_of(self.engine.get(rows.VERSION_KEY))
         self.admit_version(self.log_version)
         self.doubt, self.checks = decode_checks(self.engine.get(rows.CHECKS_KEY))
@@ -434,8 +487,9 @@ class ReplicaState:
         """Return the CRC32C of all rows except the meta row and request ids, to compare replicas at the same position.
         Reads the whole engine, so use it only in tests and checks."""
         crc = 0
-        its_own = ((rows.OWNERSHIP_KEY, b"u"), (rows.VERSION_KEY, b"w"))
-        for begin, end in (rows.ALL_DATA, rows.ALL_ORDER, rows.ALL_EXPIRY, *its_own):
+        its_own = ((rows.OWNERSHIP_KEY, b"u"), (rows.VERSION_KEY, b"w"), (rows.MARK_KEY, b"q"))
+        transactions = rows.ALL_INTENTS, rows.ALL_DECISIONS
+        for begin, end in (rows.ALL_DATA, rows.ALL_ORDER, rows.ALL_EXPIRY, *its_own, *transactions):
             for key, value in self.engine.iterate(begin, end):
                 crc = crc32c(value, crc32c(key, crc))
         return crc

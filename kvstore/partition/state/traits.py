@@ -1,17 +1,18 @@
 """The traits of operations, by code: one table, and the sets derived from it. Decides only.
 
-Code that needs to know whether an operation has a trait uses one of these sets. A new operation needs only a row in
-TRAITS.
+Code that needs to know whether an operation has a trait uses one of these sets. A new operation needs only its class in
+commands.py and a row in TRAITS.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvstore import versions
 from kvstore.access import Right
 from kvstore.errors import InvalidRequest
-from kvstore.partition.state.commands import Code, Flag, Op
+from kvstore.partition.state.commands import TYPES, Code, Flag, Op, ReadOp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,18 +22,13 @@ class Traits:
     needs: tuple[Right, ...]
     """The rights that a user needs on the operation's keys (docs/design/0014). A batch needs the rights of the
     operations in it."""
-    level_at: int | None = None
-    """Index of the read level in the operation's tuple. An operation without a level is a write: the leader carries it
-    out once, in order. A read may be retried on another replica, whatever happened to the first attempt."""
-    seq_at: int | None = None
-    """Index of the sequence that a read requires the replica to have applied; None if the read has no such field."""
     is_keyless: bool = False
     """True if the operation goes to a partition rather than to the owner of a key. Its key may be empty, and the
     partition answers for the tokens that the ring gave it when the operation arrived."""
+    is_internal: bool = False
+    """True if only leaders send the operation to each other, to carry out a transaction."""
     is_in_batch: bool = False
     """True if the operation may be part of a batch."""
-    has_value: bool = False
-    """True if the third field is a value, whose size counts."""
     is_versioned: bool = False
     """True if the result is only a version, unless the caller requests a record."""
     flags: Flag = Flag.NONE
@@ -49,28 +45,32 @@ _PUTS = _VERSIONS | Flag.KEEP_TTL | Flag.RETURN_OLD | Flag.RELATIVE_TTL
 _RANGES = Flag.KEYS_ONLY | Flag.REVERSE | Flag.BARE | Flag.COUNT_ONLY
 
 TRAITS: dict[Code, Traits] = {
-    Code.GET: Traits(needs=_READ, level_at=2, seq_at=3, is_in_batch=True),
-    Code.META: Traits(needs=_READ, level_at=2, seq_at=3, is_in_batch=True),
-    Code.PUT: Traits(needs=_WRITE, is_in_batch=True, has_value=True, is_versioned=True, flags=_PUTS),
+    Code.GET: Traits(needs=_READ, is_in_batch=True),
+    Code.META: Traits(needs=_READ, is_in_batch=True),
+    Code.PUT: Traits(needs=_WRITE, is_in_batch=True, is_versioned=True, flags=_PUTS),
     Code.DELETE: Traits(needs=_WRITE, is_in_batch=True, is_versioned=True, flags=_VERSIONS | Flag.RETURN_OLD),
     Code.INCREMENT: Traits(needs=_READ + _WRITE, is_in_batch=True),
-    Code.APPEND: Traits(needs=_WRITE, is_in_batch=True, has_value=True),
+    Code.APPEND: Traits(needs=_WRITE, is_in_batch=True),
     Code.EXPIRE: Traits(needs=_WRITE, is_in_batch=True, flags=_TIMES | Flag.RELATIVE_TTL),
     Code.BATCH: Traits(needs=(), flags=Flag.INDEPENDENT),
     Code.DELETE_RANGE: Traits(needs=_WRITE, is_keyless=True),
-    Code.SCAN: Traits(needs=_READ, level_at=5, seq_at=6, is_keyless=True, flags=Flag.KEYS_ONLY),
-    Code.SCAN_TOKENS: Traits(needs=_READ, level_at=3, is_keyless=True),
-    Code.COUNT: Traits(needs=_READ, level_at=2, is_keyless=True),
+    Code.SCAN: Traits(needs=_READ, is_keyless=True, flags=Flag.KEYS_ONLY),
+    Code.SCAN_TOKENS: Traits(needs=_READ, is_keyless=True),
+    Code.COUNT: Traits(needs=_READ, is_keyless=True),
     Code.CHECK: Traits(needs=_READ, is_in_batch=True, is_versioned=True, flags=_VERSIONS),
-    Code.RANGE: Traits(needs=_READ, level_at=5, seq_at=6, is_keyless=True, flags=_RANGES, since=2),
+    Code.RANGE: Traits(needs=_READ, is_keyless=True, flags=_RANGES, since=2),
+    Code.TRANSACT: Traits(needs=(), flags=Flag.INDEPENDENT, since=3),
+    Code.PREPARE: Traits(needs=(), is_internal=True, flags=Flag.INDEPENDENT, since=3),
+    Code.RESOLVE: Traits(needs=(), is_internal=True, since=3),
+    Code.INQUIRE: Traits(needs=(), is_internal=True, since=3),
 }
 
 # Plain integers, because a code from a wire is one.
-LEVEL_AT = {int(code): each.level_at for code, each in TRAITS.items() if each.level_at is not None}
-SEQ_AT = {int(code): each.seq_at for code, each in TRAITS.items() if each.seq_at is not None}
-READS = frozenset(LEVEL_AT)
-WRITES = frozenset(map(int, TRAITS)) - READS
+READS = frozenset(code for code, each in TYPES.items() if issubclass(each, ReadOp))
+WRITES = frozenset(TYPES) - READS
 KEYLESS = frozenset(int(code) for code, each in TRAITS.items() if each.is_keyless)
+INTERNAL = frozenset(int(code) for code, each in TRAITS.items() if each.is_internal)
+"""Operations that no endpoint accepts from a client."""
 POINT_READS = READS - KEYLESS
 """Reads of one key."""
 UNORDERED = KEYLESS | POINT_READS
@@ -78,7 +78,6 @@ UNORDERED = KEYLESS | POINT_READS
 IN_BATCH = frozenset(int(code) for code, each in TRAITS.items() if each.is_in_batch)
 APPLIES_NOTHING = frozenset(int(code) for code in IN_BATCH if Right.WRITE not in TRAITS[Code(code)].needs)
 """Operations of a batch that apply nothing: reads and CHECK. It does not matter if they were done before."""
-WITH_VALUE = frozenset(int(code) for code, each in TRAITS.items() if each.has_value)
 VERSIONED = frozenset(int(code) for code, each in TRAITS.items() if each.is_versioned)
 SINCE = {int(code): each.since for code, each in TRAITS.items() if each.since > versions.FIRST}
 """Operations that servers of the first release do not know."""
@@ -115,6 +114,12 @@ def check_options(code: int, flags: int, expires_ms: int = 0, version: int = 0) 
     return flags
 
 
+def home_key(ops: Sequence[Op]) -> bytes:
+    """Return the key whose owner decides a transaction of these operations: the first key that it writes, or the key of
+    its first operation if it writes nothing (docs/protocol.md Tx2). `ops` must not be empty."""
+    return next((op.key for op in ops if op.code not in APPLIES_NOTHING), ops[0].key)
+
+
 def _names(flags: int) -> str:
     """Name the flags, unknown ones by their number."""
     known = [each.name for each in Flag if each and flags & each]
@@ -123,8 +128,6 @@ def _names(flags: int) -> str:
 
 
 def version_of(op: Op) -> int:
-    """Return the first cluster version in which every server knows the operation. For a batch, return the highest such
-    version of the operations in it."""
-    if op[0] == Code.BATCH:
-        return max((SINCE.get(each[0], versions.FIRST) for each in op[2]), default=versions.FIRST)
-    return SINCE.get(op[0], versions.FIRST)
+    """Return the first cluster version in which every server knows the operation. For a batch or a
+    transaction, return the highest such version of the operations in it."""
+    return max((SINCE.get(op.code, versions.FIRST), *map(version_of, op.ops)))

@@ -1,8 +1,8 @@
 """Transfers a replica's complete state to another replica, in chunks of rows as they were at one position.
 
-The ownership comes first. Records and request ids are transferred as they are in the engine; the receiver rebuilds the
-indexes from the records. The meta row comes last. An engine without a meta row counts as empty, so an interrupted
-import leaves nothing that could be taken for a state.
+The ownership comes first. Records, intents, decisions and request ids are transferred as they are in the engine; the
+receiver rebuilds the indexes from the records. The meta row comes last. An engine without a meta row counts as empty,
+so an interrupted import leaves nothing that could be taken for a state.
 """
 
 from __future__ import annotations
@@ -46,12 +46,13 @@ class StateExport:
         meta = engine.get(META_KEY)
         assert meta is not None
         self.meta: StateMeta = meta_of(meta)
-        ownership, version = engine.get(OWNERSHIP_KEY), engine.get(rows.VERSION_KEY)
-        self._view = engine.view((rows.ALL_DATA, rows.ALL_RETRY))
+        single = [(key, engine.get(key)) for key in (rows.VERSION_KEY, OWNERSHIP_KEY, rows.MARK_KEY)]
+        self._view = engine.view((rows.ALL_DATA, rows.ALL_INTENTS, rows.ALL_DECISIONS, rows.ALL_RETRY))
         self._rows: Iterator[tuple[bytes, bytes]] = chain(
-            [] if version is None else [(rows.VERSION_KEY, version)],
-            [] if ownership is None else [(OWNERSHIP_KEY, ownership)],
+            [(key, row) for key, row in single if row is not None],
             _taken(self._view.cursor(*rows.ALL_DATA)),
+            _taken(self._view.cursor(*rows.ALL_INTENTS)),
+            _taken(self._view.cursor(*rows.ALL_DECISIONS)),
             _taken(self._view.cursor(*rows.ALL_RETRY)),
             [(META_KEY, meta)],
         )

@@ -1,6 +1,6 @@
 """Administrative changes. Every change at every endpoint passes through this one class.
 
-A change is recorded in the audit log before it is attempted and after it has ended. It runs in a task of its own, so
+A change is recorded in the audit log before it is attempted and after it has ended. It runs in its own task, so
 that a caller that cancels its call or disconnects neither stops the change halfway nor hides its outcome.
 """
 

@@ -64,7 +64,7 @@ class AccessFollower(TableFollower[AccessTable]):
         return self._was_on
 
     async def _end_tokens(self) -> None:
-        """End each token when it expires. This runs in a task of its own, because a read of the table may take long
+        """End each token when it expires. This runs in its own task, because a read of the table may take long
         or fail for hours."""
         while True:
             await wait_within(self._moved, self._next_end_s())

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from itertools import repeat
 
 from kvstore.errors import StoreError
-from kvstore.partition.state.commands import NOT_NOW, Code, NotNow, Op, Sink
+from kvstore.partition.state.commands import NOT_NOW, Get, NotNow, Op, Put, Sink
 from kvstore.server.access.identities import OPERATION_NAMES, TELLS, Access, UserIdentity
 from kvstore.server.routing.backend import Backend, Topology
 from kvstore.types import PartitionId
 
-_GET, _PUT, _TELLS = int(Code.GET), int(Code.PUT), int(TELLS)
+_TELLS = int(TELLS)
 
 
 class Guard:
@@ -50,11 +50,10 @@ class Guard:
         identity = self._identity
         refused: dict[int, StoreError] = {}
         for place, op in enumerate(ops):
-            code = op[0]
-            if code == _GET:
-                is_allowed = op[1].startswith(identity.read)
+            if op.__class__ is Get:
+                is_allowed = op.key.startswith(identity.read)
             else:
-                is_allowed = code == _PUT and not op[4] & _TELLS and op[1].startswith(identity.write)
+                is_allowed = op.__class__ is Put and not op.flags & _TELLS and op.key.startswith(identity.write)
             if not is_allowed and (refusal := identity.refusal_or_none(op)) is not None:
                 refused[place] = refusal
                 self._refuse(op, sink, tokens[place], refusal)
@@ -72,7 +71,7 @@ class Guard:
     def _refuse(self, op: Op, sink: Sink, token: int, refusal: StoreError) -> None:
         """Complete a refused operation in the next turn of the event loop, because a sink is never completed inside
         `submit`."""
-        self._access.refused(self._identity.who, self._address, OPERATION_NAMES[op[0]], refusal)
+        self._access.refused(self._identity.who, self._address, OPERATION_NAMES[op.code], refusal)
 
         def complete() -> None:
             sink.complete(token, refusal)

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from aiohttp import web
-
 from kvstore.env.networks import network_of
 from kvstore.errors import NotAuthenticated, Overloaded, PermissionDenied, StoreError
+from kvstore.rpc.http.messages import HttpRequest, HttpResponse, text_response
 from kvstore.server.access.certificates import common_names
 from kvstore.server.access.guard import Guard
 from kvstore.server.access.identities import Access, UserIdentity
@@ -30,7 +29,7 @@ class HttpAuthenticator:
         """True if access control is on."""
         return self._access.is_on
 
-    async def refusal_or_none(self, request: web.BaseRequest) -> web.Response | None:
+    async def refusal_or_none(self, request: HttpRequest) -> HttpResponse | None:
         """Return the response that refuses a request, or None if the request is allowed."""
         need = HTTP_NEEDS.get(request.path, admin)
         if not self._access.is_on or need is nothing:
@@ -47,7 +46,7 @@ class HttpAuthenticator:
             return self._refusal(identity, request, error, 503)
         return None
 
-    async def identify(self, request: web.BaseRequest) -> UserIdentity:
+    async def identify(self, request: HttpRequest) -> UserIdentity:
         """Identify the caller by the `authorization` header, or else by the certificate. Without either, or while
         access control is off, the caller is nobody. Raises NotAuthenticated, Overloaded."""
         if not self._access.is_on:
@@ -57,27 +56,24 @@ class HttpAuthenticator:
             credentials = credentials_or_none(header)
             if credentials is None:
                 raise NotAuthenticated("expected Authorization: Basic with user and password, or Bearer with a token")
-            return await self._logins.login(*credentials, network_of(request.remote or "?"))
-        certificate = request.transport.get_extra_info("peercert") if request.transport is not None else None
-        found = self._access.of_certificate(common_names(certificate))
+            return await self._logins.login(*credentials, network_of(request.remote))
+        found = self._access.of_certificate(common_names(request.connection.certificate))
         if found is not None:
-            self._logins.note_authenticated(network_of(request.remote or "?"))
+            self._logins.note_authenticated(network_of(request.remote))
         return found or self._access.nobody
 
-    def guarded(self, identity: UserIdentity, request: web.BaseRequest, backend: Backend) -> Backend:
+    def guarded(self, identity: UserIdentity, request: HttpRequest, backend: Backend) -> Backend:
         """Wrap the backend so that it checks the permissions of the caller."""
-        return Guard(self._access, identity, backend, request.remote or "?") if self._access.is_on else backend
+        return Guard(self._access, identity, backend, request.remote) if self._access.is_on else backend
 
-    def refused(self, identity: UserIdentity | None, request: web.BaseRequest, call: str, error: StoreError) -> None:
+    def refused(self, identity: UserIdentity | None, request: HttpRequest, call: str, error: StoreError) -> None:
         """Count a refusal and write it to the audit log. `identity` is None if the caller is unknown."""
-        self._access.refused("" if identity is None else identity.who, request.remote or "?", call, error)
+        self._access.refused("" if identity is None else identity.who, request.remote, call, error)
 
     def on_change(self, changed: Callable[[], None]) -> Callable[[], None]:
         """Call `changed` after each change of permissions. Returns a function that removes the callback."""
         return self._access.on_change(changed)
 
-    def _refusal(
-        self, identity: UserIdentity, request: web.BaseRequest, error: StoreError, status: int
-    ) -> web.Response:
+    def _refusal(self, identity: UserIdentity, request: HttpRequest, error: StoreError, status: int) -> HttpResponse:
         self.refused(identity, request, f"HTTP {request.path[:100]}", error)
-        return web.Response(text=f"{status}: {error}\n", status=status, headers=CHALLENGE if status == 401 else None)
+        return text_response(f"{status}: {error}\n", status, CHALLENGE if status == 401 else {})

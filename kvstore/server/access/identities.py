@@ -10,8 +10,17 @@ from kvstore.access.permissions import shown_key, shown_range
 from kvstore.access.principals import ClusterNames, Principal, PrincipalKind
 from kvstore.env import Stream
 from kvstore.errors import AccessUnfounded, NotAuthenticated, StoreError
-from kvstore.partition.state.commands import Code, Flag, Op
-from kvstore.partition.state.traits import NEEDS
+from kvstore.partition.state.commands import (
+    Code,
+    Delete,
+    DeleteRange,
+    Flag,
+    Op,
+    Put,
+    Range,
+    Scan,
+)
+from kvstore.partition.state.traits import KEYLESS, NEEDS
 from kvstore.server.access.audit import AuditLog
 from kvstore.server.access.certificates import common_names
 from kvstore.server.listeners import Listeners
@@ -24,10 +33,6 @@ UNFOUNDED = (
 )
 GONE = "user {} was removed or the password has changed"
 TOKEN_GONE = "token {} was revoked or has expired"
-_BATCH = int(Code.BATCH)
-_RANGES = frozenset((int(Code.SCAN), int(Code.RANGE), int(Code.DELETE_RANGE)))
-_ALL_KEYS = frozenset((int(Code.SCAN_TOKENS), int(Code.COUNT)))
-_FLAGS_AT = {int(Code.PUT): 4, int(Code.DELETE): 2}
 TELLS = int(Flag.RETURN_OLD | Flag.IF_VERSION)
 """Flags with which a write returns the previous record or compares its version. Such a write also requires the right
 to read."""
@@ -65,16 +70,14 @@ class UserIdentity:
         """Return the error with which an operation must be refused, or None if it is allowed."""
         if not self.name or self.is_gone:
             return None if self.permissions is EVERYTHING else self.unknown()
-        code = op[0]
-        if code == _BATCH:
-            return next((found for each in op[2] if (found := self.refusal_or_none(each)) is not None), None)
-        needs = NEEDS[code]
-        flags_at = _FLAGS_AT.get(code)
-        if flags_at is not None and op[flags_at] & TELLS:
+        if op.ops:
+            return next((found for each in op.ops if (found := self.refusal_or_none(each)) is not None), None)
+        needs = NEEDS[op.code]
+        if (op.__class__ is Put or op.__class__ is Delete) and op.flags & TELLS:
             needs = (*needs, Right.READ)
         for right in needs:
             if not self._may(right, op):
-                return self.permissions.refused(right, f"{OPERATION_NAMES[code]} of {_shown(op)}")
+                return self.permissions.refused(right, f"{OPERATION_NAMES[op.code]} of {_shown(op)}")
         return None
 
     def may_do_every_operation(self) -> bool:
@@ -83,12 +86,9 @@ class UserIdentity:
         return all(self.permissions.may_all(right, b"", b"") for right in (Right.READ, Right.WRITE))
 
     def _may(self, right: Right, op: Op) -> bool:
-        code = op[0]
-        if code in _RANGES:
-            return self.permissions.may_all(right, op[1], op[2])
-        if code in _ALL_KEYS:
-            return self.permissions.may_all(right, b"", b"")
-        return self.permissions.may(right, op[1])
+        if op.code in KEYLESS:
+            return self.permissions.may_all(right, *_range_of(op))
+        return self.permissions.may(right, op.key)
 
     def check(self, right: Right, start: bytes, end: bytes, what: str) -> None:
         """Raise NotAuthenticated if the client has not authenticated, and PermissionDenied unless the user has the
@@ -162,7 +162,7 @@ class Access:
                 permissions = permissions_of(table, user) if table.is_on else EVERYTHING
                 self._identities[user.name] = UserIdentity(user.name, permissions, user.password)
         self._take_tokens(table)
-        self._listeners.tell()
+        self._listeners.notify()
 
     def _take_tokens(self, table: AccessTable) -> None:
         before, self._tokens = self._tokens, {}
@@ -187,7 +187,7 @@ class Access:
         for identity in ended:
             identity.end(TOKEN_GONE.format(identity.who.partition("#")[2]))
         if ended:
-            self._listeners.tell()
+            self._listeners.notify()
 
     def next_expiry_ms(self) -> int | None:
         """Return the time at which the next token expires, in milliseconds since 1970, or None if no token expires."""
@@ -205,7 +205,7 @@ class Access:
             # A wrong date ended the identity too early. Its connections are closed, but the token is still valid.
             identity = UserIdentity(token.user, self._identities[token.user].permissions, token=id_)
             self._tokens[id_] = token, identity
-            self._listeners.tell()
+            self._listeners.notify()
         return identity
 
     def refused(self, who: str, address: str, call: str, error: StoreError) -> None:
@@ -268,7 +268,12 @@ class Access:
         }
 
 
+def _range_of(op: Op) -> tuple[bytes, bytes]:
+    """Return the start and the end of the range of a keyless operation: all keys if it names no range."""
+    return (op.key, op.end) if isinstance(op, (Scan, Range, DeleteRange)) else (b"", b"")
+
+
 def _shown(op: Op) -> str:
-    if op[0] in _RANGES:
-        return shown_range(op[1], op[2])
-    return "all keys" if op[0] in _ALL_KEYS else shown_key(op[1])
+    if op.code not in KEYLESS:
+        return shown_key(op.key)
+    return shown_range(*_range_of(op)) if isinstance(op, (Scan, Range, DeleteRange)) else "all keys"

@@ -90,6 +90,8 @@ class Logins:
 
     def __init__(self, env: Env, access: Access, audit: AuditLog) -> None:
         self._clock, self._access, self._known = env.clock, access, env.known
+        self._access_changed()
+        self._forget = access.on_change(self._access_changed)
         self._audit = audit
         self._key = env.random.randbytes(32)
         self._verified: dict[str, _Verified] = {}
@@ -104,7 +106,11 @@ class Logins:
         self._thread: ThreadPoolExecutor | None = None
         self.failed = self.limited = self.hashes = 0
 
+    def _access_changed(self) -> None:
+        self._known.clients_authenticate = self._access.is_on
+
     def close(self) -> None:
+        self._forget()
         for each in self._waiting:
             each.found.cancel()
         self._waiting.clear()

@@ -62,7 +62,7 @@ RPC_NEEDS: dict[str, Check] = {
     **dict.fromkeys(
         (
             f"/kvstore.v1.KV/{name}"
-            for name in ("Get", "Put", "Delete", "Batch", "Execute", "Session", "Scan", "Page", "Topology")
+            for name in ("Get", "Put", "Delete", "Batch", "Transact", "Execute", "Session", "Scan", "Page", "Topology")
         ),
         login,
     ),
@@ -98,7 +98,7 @@ HTTP_NEEDS: dict[str, Check] = {
     **dict.fromkeys(
         (
             *(f"/v1/{name}/{{key}}" for name in ("keys", "increment", "append", "expire")),
-            *(f"/v1/{name}" for name in ("keys", "count", "batch", "cluster", "openapi.json")),
+            *(f"/v1/{name}" for name in ("keys", "count", "batch", "transaction", "cluster", "openapi.json")),
         ),
         login,
     ),

@@ -25,8 +25,8 @@ RATE = 0.01
 """Maximum share of elapsed time by which the date moves towards wall clocks: 36 s per hour. The owner of a session
 counts less of its TTL than this takes away (kvstore.client.coordination.lease.CLOCK_RATE)."""
 SILENT_MS = 1_000
-"""Maximum distance that the date moves towards wall clocks while a server is silent. Two servers that are sure and then
-stop hearing each other stay within the grace of sessions: APART_MS and twice this."""
+"""Maximum distance that the date moves towards wall clocks while a server is silent, or sure of another date. Two
+servers that are sure and then stop hearing each other stay within the grace of sessions: APART_MS and twice this."""
 ANSWER_S = 5.0
 """Time for which an answer counts, in addition to the time of one polling round."""
 ALONE_S = 30.0
@@ -89,8 +89,11 @@ class ClockJudge:
         """The offset shown to clients before the first date; None: nothing is shown."""
         self._peers: dict[ServerId, PeerClock] = {}
         self._calm_until = now
-        self._together_ms = self.offset_ms
-        """Offset of the date when all servers last answered, or when this server took the date of others."""
+        self._anchor_ms, self._slack_ms = self.offset_ms, 0.0
+        """Offset of the date when all servers last answered and agreed, and how far the date may move from there while
+        a server is silent or apart. Before all servers have answered once, and after a step to the date of another
+        server, the date does not move: the process before this one, or the other server, may already have moved it by
+        SILENT_MS."""
         self.has_date = kept_ms is not None
         """True if the date follows by elapsed time from another server's date or from the first agreement of a
         majority."""
@@ -133,20 +136,20 @@ class ClockJudge:
         clock."""
         return int(now * 1000 + (self.offset_ms if self.is_sure else self._wall_ms))
 
-    def note_answer(self, server: ServerId, heard: PeerClock) -> None:
+    def note_answer(self, server: ServerId, answer: PeerClock) -> None:
         """Record the answer of another server."""
         if server == self._server:
             return
-        before, self._peers[server] = self._peers.get(server), heard
-        if not heard.is_like(before):
-            self._calm_until = heard.at
+        before, self._peers[server] = self._peers.get(server), answer
+        if not answer.is_like(before):
+            self._calm_until = answer.at
 
     def is_calm(self, now: float, wall_ms: int) -> bool:
-        """Return True if `look` would reach the same judgement as the last time. Always False while anything is in
+        """Return True if `poll` would reach the same judgement as the last time. Always False while anything is in
         doubt."""
         return now < self._calm_until and -CALM_MS < wall_ms - now * 1000 - self._wall_ms < CALM_MS
 
-    def look(self, now: float, wall_ms: int, servers: Collection[ServerId], heard_s: float = ANSWER_S) -> None:
+    def poll(self, now: float, wall_ms: int, servers: Collection[ServerId], heard_s: float = ANSWER_S) -> None:
         """Judge the date by the current clocks. `servers` are all servers of the ring; whether this server is among
         them does not matter. An answer of another server counts for `heard_s` seconds."""
         elapsed_s = min(max(0.0, now - self._sampled_at), AWAKE_S)
@@ -162,8 +165,8 @@ class ClockJudge:
             self._waited_s = self._waited_s + elapsed_s if silent else ALONE_S
             self._alone_s = self._alone_s + elapsed_s if len(others) + 1 < majority else 0.0
             self._begin(others, majority)
-        if not silent:
-            self._together_ms = self.offset_ms
+        if not silent and not (self.is_sure and self._is_apart(others)):
+            self._anchor_ms, self._slack_ms = self.offset_ms, SILENT_MS
         is_moving = self._move(others, majority, elapsed_s)
         if self.has_date:
             self._compare(others, majority)
@@ -195,9 +198,19 @@ class ClockJudge:
         else:
             self.doubt = f"it has no date yet: no server with a date answers, and no {majority} wall clocks agree"
 
+    def _is_apart(self, others: Sequence[PeerClock]) -> bool:
+        """Return True if a server that is sure has another date: it may receive no answers, and then its date does not
+        move with this one."""
+        dated = [each.offset_ms for each in others if each.is_sure and each.offset_ms is not None]
+        return any(abs(each - self.offset_ms) > BOUND_MS for each in dated)
+
     def _take(self, offset_ms: float) -> None:
-        self.offset_ms = self._together_ms = offset_ms
+        self._step(offset_ms)
         self.has_date = self.is_known = True
+
+    def _step(self, offset_ms: float) -> None:
+        self.offset_ms = self._anchor_ms = offset_ms
+        self._slack_ms = 0.0
 
     def _best(self, dated: Sequence[float], others: Sequence[PeerClock], majority: int) -> float:
         """Return the latest date that a majority supports, or else the latest date, because clocks miss time and never
@@ -210,8 +223,8 @@ class ClockJudge:
 
     def _move(self, others: Sequence[PeerClock], majority: int, elapsed_s: float) -> bool:
         """Move the date towards the wall clocks of a majority or, if there is no majority, towards its own wall clock
-        if that is near. While a server is silent, the date moves by SILENT_MS at most. Return False once the date has
-        arrived."""
+        if that is near. While a server is silent or apart, the date moves by SILENT_MS at most. Return False once the
+        date has arrived."""
         walls = sorted([self._wall_ms, *(each.wall_ms for each in others)])
         target = self._wall_ms if _near(walls, self._wall_ms) >= majority else walls[len(walls) // 2]
         has_majority = _near(walls, target) >= majority
@@ -219,7 +232,7 @@ class ClockJudge:
         if not has_majority:
             target = self._wall_ms if abs(self.drift_ms) <= BOUND_MS else self.offset_ms
         if self.has_date:  # a silent server may lead by its date, which does not move with this one
-            target = max(self._together_ms - SILENT_MS, min(self._together_ms + SILENT_MS, target))
+            target = max(self._anchor_ms - self._slack_ms, min(self._anchor_ms + self._slack_ms, target))
         most = RATE * elapsed_s * 1000
         self.offset_ms += max(-most, min(most, target - self.offset_ms))
         return abs(target - self.offset_ms) > ARRIVED_MS
@@ -233,7 +246,7 @@ class ClockJudge:
         if apart >= majority or not self.is_confirmed:
             later = [each for each in dated if each > self.offset_ms + BOUND_MS]
             if supported := [each for each in later if self._is_supported(each, others, majority)]:
-                self.offset_ms = self._together_ms = max(supported)
+                self._step(max(supported))
                 self.taken_over += 1
                 apart = sum(abs(each - self.offset_ms) > BOUND_MS for each in dated)
         fresh = [each for each in others if each.at > self._moved_apart_at]

@@ -76,7 +76,7 @@ class JudgedClock:
         return self.date_ms() if self.judge.may_remove else 0
 
     def may_lead(self) -> bool:
-        self.look()
+        self.poll()
         return self.judge.may_lead
 
     def has_date(self) -> bool:
@@ -85,7 +85,7 @@ class JudgedClock:
     def on_date_judged(self, changed: Callable[[], None]) -> Callable[[], None]:
         return self._listeners.add(changed)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Judge the date again if something may have changed."""
         judge, now, wall_ms = self.judge, self.now(), self.wall_ms()
         if judge.is_calm(now, wall_ms):
@@ -93,9 +93,9 @@ class JudgedClock:
         servers = self.servers()
         before = judge.may_lead, judge.is_known
         rounds = -(-len(servers) // ASKED_MAX)
-        judge.look(now, wall_ms, servers, ANSWER_S + rounds * ASK_S)
+        judge.poll(now, wall_ms, servers, ANSWER_S + rounds * ASK_S)
         if (judge.may_lead, judge.is_known) != before:
-            self._listeners.tell()
+            self._listeners.notify()
 
 
 class ClockSync:
@@ -153,14 +153,14 @@ class ClockSync:
         return encode(report) if body == SAYS_MORE else encode(report[:4])
 
     def report(self) -> ClockReport:
-        self.clock.look()
+        self.clock.poll()
         judge = self.clock.judge
         date_ms = judge.reported_ms(self.clock.now())
         return ClockReport(date_ms, judge.is_sure, judge.doubt, judge.drift_ms, judge.has_date, judge.behind_ms)
 
     def _sample(self) -> None:
         self._timer = self._loop.call_later(self._beat.delay_s(SAMPLE_S), self._sample)
-        self.clock.look()
+        self.clock.poll()
         judge = self.clock.judge
         if judge.has_date:
             self._kept.keep(judge.offset_ms)
@@ -202,7 +202,7 @@ class ClockSync:
         now = self.clock.now()
         if now - asked_at <= CALL_S:
             self.clock.judge.note_answer(server, _clock_of(report, (asked_at + now) / 2, asked_at))
-            self.clock.look()
+            self.clock.poll()
 
 
 def _clock_of(report: ClockReport, at: float, asked_at: float) -> PeerClock:

@@ -104,7 +104,7 @@ class Membership:
                 epoch = known[1] if known else 0
                 self._replace(found.with_leader(partition, None if server is None else (server, epoch)))
             elif server == self.announcement.member.id:
-                self._listeners.tell()  # operations waiting here can proceed
+                self._listeners.notify()  # operations waiting here can proceed
         if server is None:
             self.suspect(partition)
 
@@ -293,7 +293,7 @@ class Membership:
         before, self._topology = self._topology, topology
         if before is not None and _same(before, topology):
             return
-        self._listeners.tell()
+        self._listeners.notify()
 
 
 def _same(one: ClusterTopology, other: ClusterTopology) -> bool:

@@ -58,7 +58,7 @@ def asked(request: Message) -> str:
 
 def _changed(ring: Ring, request: Request, servers: Servers, now_ms: int) -> Ring:
     match request.action:
-        case _Action.LOOK:
+        case _Action.SHOW:
             return ring
         case _Action.ADD:
             return _add(ring, request, servers, now_ms)

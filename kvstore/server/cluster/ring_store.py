@@ -39,13 +39,13 @@ class RingStore:
     def on_ring(self, changed: Callable[[], None]) -> Callable[[], None]:
         known = self.ring.version
 
-        def look() -> None:
+        def check() -> None:
             nonlocal known
             if self.ring.version != known:
                 known = self.ring.version
                 changed()
 
-        return self._membership.on_topology(look)
+        return self._membership.on_topology(check)
 
     async def change(self, step: Callable[[Ring], Ring], *, soon: bool = False, plans: bool = False) -> Ring:
         """Change the ring, one write at a time, because concurrent writes of this server would only conflict. Changes

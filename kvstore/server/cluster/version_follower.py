@@ -54,7 +54,7 @@ class VersionFollower:
         await self._read()
         self._nursery.spawn(self._follow(), name="follow")
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Read the version again now. A server does so once it is registered, because before that no rise waits for
         it."""
         self._changed.set()
@@ -65,34 +65,34 @@ class VersionFollower:
         await self._nursery.close()
 
     async def _follow(self) -> None:
-        is_told = False
+        is_logged = False
         while True:
             await wait_within(self._changed, REREAD_S)
             self._changed.clear()
             try:
                 await self._read()
-                is_told = False
+                is_logged = False
             except UndecodableNode as error:
                 log.error("cannot decode the cluster version, it is at least %d: %s", self.cluster, error)
             except MetadataError as error:
-                if not is_told:  # log once per outage: the store is asked twice a second
+                if not is_logged:  # log once per outage: the store is asked twice a second
                     log.info("cannot read the cluster version now, it is at least %d: %s", self.cluster, error)
-                is_told = True
+                is_logged = True
                 await asyncio.sleep(RETRY_S)
                 self._changed.set()
 
     async def _read(self) -> None:
         found = await self._store.read()
         if found.version > self.can:
-            wanted = versions.release_for(found.version, found.release)
+            wanted = versions.build_for(found.version, found.release)
             raise ClusterTooNew(
                 f"server {self._server} supports cluster version {self.can} (kvstore {versions.RELEASES[self.can]}), "
                 "but "
-                f"the cluster is at version {found.version}; install kvstore {wanted} or later here"
+                f"the cluster is at version {found.version}; install {wanted} here"
             )
         self.stored, before = found.version, self.found.version
         if found.version >= before:
             self.found = found
         if found.version > before:
             log.info("cluster version=%d was raised by kvstore %s", found.version, found.release)
-            self._listeners.tell()
+            self._listeners.notify()

@@ -6,7 +6,7 @@ import asyncio
 
 from kvstore.env import Clock
 from kvstore.errors import Moved, Unavailable
-from kvstore.partition.state.commands import Code, Flag, Level
+from kvstore.partition.state.commands import Flag, Level, Scan
 from kvstore.server.routing.ask import ask
 from kvstore.server.routing.backend import Backend
 from kvstore.types import PartitionId
@@ -19,7 +19,7 @@ then."""
 async def latest_of(clock: Clock, backend: Backend, partition: PartitionId) -> int:
     """Return a sequence that is at least as high as any sequence acknowledged before this call. The leader's answer
     to a read of a key guarantees that. Raises StoreError, and Unavailable after ANSWER_S seconds."""
-    op = (Code.SCAN, b"\0", b"\0\0", 1, int(Flag.KEYS_ONLY), int(Level.LINEARIZABLE), 0)
+    op = Scan(b"\0", b"\0\0", 1, int(Flag.KEYS_ONLY), int(Level.LINEARIZABLE), 0)
     deadline = clock.now() + ANSWER_S
     while True:
         try:

@@ -83,7 +83,7 @@ class Feeds:
             "watches_too_slow_total": self.slow_total,
         }
 
-    def look_at_ring(self) -> None:
+    def read_ring(self) -> None:
         """Notify the watches that the topology has changed, so that they follow new partitions and leave removed
         ones at once."""
         version = self.ring().version

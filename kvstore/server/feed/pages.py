@@ -55,7 +55,7 @@ class FeedPage:
     @property
     def is_news(self) -> bool:
         """True if the page contains something that a reader at `after` does not have yet."""
-        return self._rows > 0 or self._handed_at > self._after
+        return self._rows > 0 or self._handed_at > self._after or len(self.message.parts) > 0
 
     @property
     def is_exact(self) -> bool:
@@ -74,6 +74,9 @@ class FeedPage:
         message, until = self.message, self._bounds.until
         rows = self._interest.rows(entry, message.next, until) if entry.keys else ()
         fitting = self._fitting(entry, rows)
+        if entry.parts:
+            covered = entry.after if fitting == len(rows) else entry.sequences[rows[fitting]] - 1
+            self._append_parts(entry, rows[:fitting], min(covered, until) if until else covered)
         self._append(entry, rows if fitting == len(rows) else rows[:fitting])
         if fitting < len(rows):
             self.is_full = True
@@ -94,6 +97,8 @@ class FeedPage:
 
     def finish(self, latest: int) -> feed_pb2.ChangesResponse:
         self.message.kinds = b"".join(self._kinds)
+        if self.message.part_of:
+            self.message.part_of.extend([0] * (self._rows - len(self.message.part_of)))
         self.message.latest = max(latest, self.message.next)
         return self.message
 
@@ -108,6 +113,27 @@ class FeedPage:
                 break
             count, self._size = count + 1, size
         return count
+
+    # docs/protocol.md F9
+    def _append_parts(self, entry: FeedEntry, rows: Sequence[int], covered: int) -> None:
+        """Add the parts of transactions that the entry commits after the page's position and up to sequence `covered`,
+        and those of the rows, which are appended next."""
+        message = self.message
+        of_rows = {entry.part_of[row] for row in rows}
+        numbers = {0: 0}
+        for number, part in enumerate(entry.parts, 1):
+            if number in of_rows or message.next < part.sequence <= covered:
+                message.parts.add(
+                    transaction=str(part.attempt),
+                    sequence=part.sequence,
+                    keys=part.keys,
+                    keys_of_all=part.keys_of_all,
+                )
+                numbers[number] = len(message.parts)
+        if not rows:
+            return
+        message.part_of.extend([0] * (self._rows - len(message.part_of)))
+        message.part_of.extend([numbers[entry.part_of[row]] for row in rows])
 
     def _append(self, entry: FeedEntry, rows: Sequence[int]) -> None:
         if not rows:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -26,11 +26,12 @@ from kvstore.meta.store import MetadataStore
 from kvstore.partition import pinning
 from kvstore.partition.pinning import HeldPin, PinnedState, PinRequest
 from kvstore.proto import data_pb2
-from kvstore.ring import PartitionState, codec
+from kvstore.ring import PartitionState, Ring, codec
 from kvstore.ring.cover import flaw
 from kvstore.server.peer_calls import PeerCalls
 from kvstore.server.routing.backend import Topology
 from kvstore.types import PartitionId, ServerId
+from kvstore.versions import Versions
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.pins import FEED_PIN, Pins
 
@@ -54,6 +55,8 @@ class PinsSource(Protocol):
     def topology(self) -> Topology: ...
     @property
     def links(self) -> PeerCalls: ...
+    @property
+    def versions(self) -> Versions: ...
 
 
 class PinKeeper:
@@ -68,59 +71,70 @@ class PinKeeper:
         await self._nursery.close()
 
     async def pin(self, request: data_pb2.PinRequest) -> data_pb2.PinResponse:
-        """Create a pin in every named partition, or in partitions that together own every token exactly once. Raises
-        StoreError. After an error nothing stays pinned, or only until the pin's deadline."""
+        """Create a pin in partitions that together own every token exactly once, and return the named ones, by default
+        all. Raises StoreError. After an error nothing stays pinned, or only until the pin's deadline."""
         asked = PinRequest(self._id(request.id), _ttl(request.ttl_ms), request.split_bytes)
         named = [PartitionId(each) for each in request.partitions]
+        self._check_named(named)
         until = self._env.clock.now() + PATIENCE_S
-        taken: dict[PartitionId, PinnedState] = {}
-        next_move: int | None = self._source.topology.ring.next_move
+        ring: Ring | None = self._source.topology.ring
         while True:
-            missing = self._wanted(named) if not taken else [each for each in named if each not in taken]
-            answers = await self._ask_all(missing, pinning.TAKE, asked)
+            asked = asked._replace(number=await self._next_number())
+            answers = await self._ask_all(self._members(), pinning.TAKE, asked)
             errors = {each: answer for each, answer in answers.items() if isinstance(answer, StoreError)}
-            taken |= {
+            taken = {
                 each: pinning.pinned_state_of(found) for each, found in answers.items() if isinstance(found, bytes)
             }
             wrong = _flaw_of(taken, named, errors)
-            if not wrong and not named:
-                before, next_move = next_move, await self._next_move()
-                if next_move is None or next_move != before:
-                    wrong = "a range may have moved meanwhile"
             if not wrong:
-                return self._response(asked.pin, taken)
+                before, ring = ring, await self._ring()
+                wrong = _unpinned_move(before, ring, taken)
+            if not wrong:
+                return self._response(asked.pin, taken, named or sorted(taken))
             final = next((error for error in errors.values() if not _may_pass(error)), None)
             if final is not None or self._env.clock.now() >= until:
                 await self.unpin(asked.pin)
                 raise final or Unavailable(f"pin {asked.pin!r}: {wrong}")
-            if not named:
-                taken = {}
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(AGAIN_S * self._env.random.uniform(1, 2))  # two pins may have overtaken each other
+
+    # docs/protocol.md Tx13
+    async def _next_number(self) -> int:
+        """Return the number of a pin; 0 before cluster version 3. Raises Unavailable."""
+        if self._source.versions.cluster < pinning.NUMBERED_SINCE:
+            return 0
+        try:
+            return await self._pins.next_number(self._env.clock.date_ms())
+        except MetadataError as error:
+            raise Unavailable("a pin cannot get a number from the metadata store now") from error
 
     # docs/protocol.md K4
-    async def _next_move(self) -> int | None:
-        """Return the id of the first move that is not planned yet; None if it is unknown."""
+    async def _ring(self) -> Ring | None:
+        """Return the present ring; None if it is unknown."""
         try:
             await self._source.store.sync(paths.RING)
             data, _ = await self._source.store.get(paths.RING)
         except MetadataError:
             return None
-        return codec.decode(data).next_move
+        return codec.decode(data)
 
     async def renew(self, request: data_pb2.RenewRequest) -> data_pb2.RenewResponse:
-        """Renew a pin. Raises StoreError, which is NoSuchPin if the pin has ended in one of its partitions."""
+        """Renew a pin. Raises StoreError, which is NoSuchPin if the pin has ended in one of the named partitions, by
+        default all that have it. The others are renewed if they can be: reads of the named ones may need them."""
         asked = PinRequest(_checked(request.id), _ttl(request.ttl_ms))
-        partitions = [PartitionId(each) for each in request.partitions] or await self._holding(asked.pin)
+        holding = await self._holding(asked.pin)
+        partitions = [PartitionId(each) for each in request.partitions] or holding
         until = self._env.clock.now() + PATIENCE_S
         deadlines: dict[PartitionId, int] = {}
-        while left := [each for each in partitions if each not in deadlines]:
+        left = sorted({*partitions, *holding})
+        while left:
             answers = await self._run({each: self._renew_in(each, asked) for each in left})
             for partition, answer in answers.items():
                 if isinstance(answer, bytes):
                     deadlines[partition] = pinning.deadline_of(answer)
-                elif not _may_pass(answer) or self._env.clock.now() >= until:
+                elif partition in partitions and (not _may_pass(answer) or self._env.clock.now() >= until):
                     raise answer
-            if len(deadlines) < len(partitions):
+            left = [each for each in partitions if each not in deadlines]
+            if left:
                 await asyncio.sleep(AGAIN_S)
         for partition in partitions:
             if partition in self._source.topology.ring.partitions:
@@ -129,7 +143,7 @@ class PinKeeper:
 
     async def _renew_in(self, partition: PartitionId, asked: PinRequest) -> bytes:
         if not self._source.topology.ring.has_left(partition):
-            return await self._ask_leader(partition, pinning.RENEW, pinning.encode(asked))
+            return await self._ask_leader(partition, pinning.RENEW, pinning.encode_request(asked))
         deadline_ms = (
             self._env.clock.date_ms() + asked.ttl_ms
         )  # there is no leader; replicas that keep the view follow the pin of the log
@@ -143,7 +157,7 @@ class PinKeeper:
         names in the list. Raises InvalidRequest, MetadataError."""
         if hold := _HOLD.fullmatch(pin):
             return await self._give_back(hold[1])
-        answers = await self._ask_all(self._wanted([]), pinning.RELEASE, PinRequest(_checked(pin)))
+        answers = await self._ask_all(self._members(), pinning.RELEASE, PinRequest(_checked(pin)))
         given_back = {each for each in answers if isinstance(answers[each], bytes)}
         for partition in sorted(self._source.topology.ring.partitions):
             if partition not in given_back:
@@ -166,7 +180,7 @@ class PinKeeper:
                 found[name] = data_pb2.PinStatus(
                     partition=partition, id=name, ledger=pin.ledger, deadline_ms=pin.deadline_ms, retired=is_retired
                 )
-            for server, each in [] if is_retired else await self._told(partition):
+            for server, each in [] if is_retired else await self._kept_views(partition):
                 status = found.setdefault(each.pin, data_pb2.PinStatus(partition=partition, id=each.pin))
                 status.position_ledger, status.position_entry = each.position
                 status.deadline_ms = max(status.deadline_ms, each.deadline_ms)
@@ -187,13 +201,16 @@ class PinKeeper:
             response.partitions.extend([partition] if held else [])
         return response
 
-    def _wanted(self, named: Sequence[PartitionId]) -> list[PartitionId]:
-        ring = self._source.topology.ring
+    def _check_named(self, named: Iterable[PartitionId]) -> None:
+        members = self._members()
         for each in named:
-            if each not in ring.partitions:
-                raise InvalidRequest(f"no partition {each}; expected some of {', '.join(sorted(ring.partitions))}")
-        every = [each for each in sorted(ring.partitions) if ring.partitions[each].state is not PartitionState.RETIRED]
-        return list(named) or every
+            if each not in members:
+                raise InvalidRequest(f"no partition {each}; expected some of {', '.join(members)}")
+
+    def _members(self) -> list[PartitionId]:
+        """Return the partitions of the ring, without retired ones, which have no leader."""
+        members = self._source.topology.ring.partitions
+        return [each for each in sorted(members) if members[each].state is not PartitionState.RETIRED]
 
     async def _holding(self, pin: str) -> list[PartitionId]:
         """Return the partitions that have the pin, including a pin that another server has just created."""
@@ -207,28 +224,31 @@ class PinKeeper:
     async def _check_kept(self, partition: PartitionId, pin: str) -> None:
         """Raise NoSuchPin if no replica keeps the pin's view, even though the pin still holds the log. Replicas drop
         views at the deadline and when they restart."""
-        told = await self._tell(partition)
+        answers = await self._ask_replicas(partition)
         kept = {
-            each.pin for answer in told.values() if isinstance(answer, bytes) for each in pinning.held_pins_of(answer)
+            each.pin
+            for answer in answers.values()
+            if isinstance(answer, bytes)
+            for each in pinning.held_pins_of(answer)
         }
-        if told and pin not in kept and all(isinstance(answer, bytes) for answer in told.values()):
+        if answers and pin not in kept and all(isinstance(answer, bytes) for answer in answers.values()):
             raise NoSuchPin(f"partition {partition}: no replica keeps pin {pin!r} any more")
 
-    async def _told(self, partition: PartitionId) -> list[tuple[ServerId, HeldPin]]:
+    async def _kept_views(self, partition: PartitionId) -> list[tuple[ServerId, HeldPin]]:
         """Return the views that each replica of the partition keeps."""
         return [
             (server, each)
-            for server, answer in (await self._tell(partition)).items()
+            for server, answer in (await self._ask_replicas(partition)).items()
             if isinstance(answer, bytes)
             for each in pinning.held_pins_of(answer)
         ]
 
-    async def _tell(self, partition: PartitionId) -> dict[ServerId, bytes | StoreError]:
+    async def _ask_replicas(self, partition: PartitionId) -> dict[ServerId, bytes | StoreError]:
         """Ask the running replicas for the views that they keep."""
         topology = self._source.topology
         member = topology.ring.partitions.get(partition)  # a partition that has left may be gone meanwhile
         servers = [each for each in member.replicas if each in topology.servers] if member is not None else []
-        body = pinning.encode(PinRequest())
+        body = pinning.encode_request(PinRequest())
         work = {
             server: self._source.links.call(server, partition, pinning.TELL, body, CALL_S) for server in sorted(servers)
         }
@@ -238,7 +258,7 @@ class PinKeeper:
         self, partitions: Iterable[PartitionId], method: str, asked: PinRequest
     ) -> dict[PartitionId, bytes | StoreError]:
         """Ask each partition's leader."""
-        body = pinning.encode(asked)
+        body = pinning.encode_request(asked)
         return await self._run({each: self._ask_leader(each, method, body) for each in partitions})
 
     async def _ask_leader(self, partition: PartitionId, method: str, body: bytes) -> bytes:
@@ -264,12 +284,15 @@ class PinKeeper:
             await task
         return {name: answers[name] for name in work}
 
-    def _response(self, pin: str, taken: dict[PartitionId, PinnedState]) -> data_pb2.PinResponse:
+    def _response(
+        self, pin: str, taken: dict[PartitionId, PinnedState], named: Sequence[PartitionId]
+    ) -> data_pb2.PinResponse:
         topology = self._source.topology
         response = data_pb2.PinResponse(
             id=pin, ring_version=topology.ring.version, deadline_ms=min(each.deadline_ms for each in taken.values())
         )
-        for partition, found in sorted(taken.items()):
+        for partition in sorted({*named}):
+            found = taken[partition]
             message = response.partitions.add(
                 partition=partition,
                 ledger=found.position.ledger,
@@ -282,6 +305,7 @@ class PinKeeper:
                 bytes=found.bytes,
                 split_tokens=found.split_tokens,
                 deadline_ms=found.deadline_ms,
+                intents=found.intents,
             )
             for server in _best_first(topology, partition):
                 message.replicas.add(server=server, grpc=topology.servers[server].grpc)
@@ -301,12 +325,22 @@ def _flaw_of(
     taken: dict[PartitionId, PinnedState], named: Sequence[PartitionId], errors: dict[PartitionId, StoreError]
 ) -> str:
     """Return what is wrong with a pin, or an empty string if it is complete. A partition that owns no tokens need
-    not answer."""
+    not answer, unless it is named or a range moves to it."""
     failures = "; ".join(f"{partition}: {error}" for partition, error in sorted(errors.items()))
-    if named:
-        return failures
     wrong = flaw({partition: found.spans for partition, found in taken.items()})
-    return f"{wrong}; {failures}" if wrong and failures else wrong
+    unpinned = next((f"partition {each} was not pinned" for each in named if each not in taken), "")
+    return "; ".join(each for each in (wrong or unpinned, failures) if each) if wrong or unpinned else ""
+
+
+# docs/protocol.md K4
+def _unpinned_move(before: Ring | None, ring: Ring | None, taken: Container[PartitionId]) -> str:
+    """Return how a range may have moved past the pin, or an empty string if none can have. `before` is the ring from
+    before the partitions were asked; None means that a ring is unknown."""
+    if before is None or ring is None or ring.next_move != before.next_move:
+        return "a range may have moved meanwhile"
+    targets = sorted({move.target for move in before.moves.values()})
+    unpinned = next((each for each in targets if each not in taken), None)
+    return f"partition {unpinned}, to which a range moves, was not pinned" if unpinned else ""
 
 
 def _may_pass(error: StoreError) -> bool:

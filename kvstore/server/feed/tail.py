@@ -158,7 +158,7 @@ class LiveTail:
                     for cursor in list(keyed[key]):
                         cursor.touch(before, seq)
         for cursor in self._ranged:
-            if cursor.is_untouched and cursor.interest.meets(entry.keys):
+            if cursor.is_untouched and (cursor.interest.meets(entry.keys) or (entry.parts and cursor.interest.is_all)):
                 cursor.touch(before, seq)
 
     def after(self, position: Position) -> list[FeedEntry]:

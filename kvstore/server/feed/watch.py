@@ -83,7 +83,7 @@ class Watch:
         """True if a feed could not be read in this round."""
         self._is_announced = True
         """True if the client knows of all followed feeds."""
-        self._looked_at = -1
+        self._ring_version = -1
         """Version of the latest ring whose new partitions are already followed."""
         self._leaving: list[PartitionId] = []
         self._leaving_by = -1
@@ -99,9 +99,11 @@ class Watch:
         while True:
             self._news.clear()
             self._has_trouble = False
-            await self._look_at_ring()
+            await self._follow_ring()
             is_moving = False
             for cursor in [each for each in self._cursors.values() if not each.is_idle]:
+                if self._cursors.get(cursor.partition) is not cursor:
+                    continue  # another feed has replaced it
                 before = cursor.position
                 async for message in self._advance(cursor):
                     yield message
@@ -139,15 +141,15 @@ class Watch:
         self._plan.ended(partition)
         await self._feeds.drop(self._cursors.pop(partition))
 
-    async def _look_at_ring(self) -> None:
+    async def _follow_ring(self) -> None:
         """Follow the partitions that have joined the ring."""
         ring = self._feeds.ring()
-        if ring.version == self._looked_at:
+        if ring.version == self._ring_version:
             return
         for follow in self._plan.joined(ring):
             if not await self._try_to_follow(follow):
                 return
-        self._looked_at = ring.version
+        self._ring_version = ring.version
 
     async def _try_to_follow(self, follow: FeedToFollow) -> bool:
         try:
@@ -185,7 +187,7 @@ class Watch:
         partition, message, size, is_over = cursor.partition, None, 0, False
         for entry in cursor.ready():
             if entry.handed is not None:
-                self._look_over()  # what it waits for may have been skipped without interest
+                self._skip()  # what it waits for may have been skipped without interest
             if self._plan.is_held(entry) and not await self._need_not_wait(cursor, entry):
                 break
             follow = self._plan.goes_on_at(entry, partition) if entry.is_behind(cursor.seq) else None
@@ -209,7 +211,11 @@ class Watch:
                     yield message
                     message, size = None, 0
             is_over = entry.is_behind(cursor.seq) and self._plan.is_over(entry)
+            replaced = self._plan.replaces(entry)
             cursor.take(entry)
+            if replaced is not None:
+                await self._end(replaced)
+                self._is_announced = False
             if is_over:
                 break
         self._plan.positions[partition] = cursor.seq
@@ -270,13 +276,16 @@ class Watch:
                 change.record.value = b"" if self._keys_only else value
                 change.record.version, change.record.created = sequence, entry.created[row]
                 change.record.written_ms, change.record.expires_ms = entry.time_ms, entry.expires_ms[row]
+            if entry.parts and entry.part_of[row]:
+                part = entry.parts[entry.part_of[row] - 1]
+                change.transaction, change.transaction_keys = str(part.attempt), part.keys_of_all
             yield change, len(key) + len(value)
 
     def _positions(self) -> kv_pb2.WatchResponse:
-        self._look_over()
+        self._skip()
         return self._positions_message()
 
-    def _look_over(self) -> None:
+    def _skip(self) -> None:
         for partition, cursor in self._cursors.items():
             cursor.ready()  # skips entries of no interest
             self._plan.positions[partition] = cursor.seq

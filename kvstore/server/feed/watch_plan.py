@@ -143,13 +143,24 @@ class WatchPlan:
         if handed is None or handed.is_owned or handed.peer in self.positions:
             return None
         if self._token is not None:
-            return FeedToFollow(handed.peer, time_ms=entry.time_ms) if handed.span.holds(self._token) else None
+            # sequences rise along owners: a feed that ended above this RELEASE was read after it already
+            is_new = handed.span.holds(self._token) and self._given.get(handed.peer, NEW) <= handed.seq
+            return FeedToFollow(handed.peer, time_ms=entry.time_ms) if is_new else None
         if handed.peer in self._ended:
             return None
         if handed.peer in self._doubtful and entry.after <= self._after.get(partition, NEW):
             self._perhaps_missed.add(handed.peer)
             return None
         return FeedToFollow(handed.peer, NEW)
+
+    # docs/protocol.md F3
+    def replaces(self, entry: FeedEntry) -> PartitionId | None:
+        """Return the feed that is over because the entry takes the watched key over from it, or None. The RELEASE there
+        need not be read: it would lead to this feed, perhaps after this one has ended."""
+        handed = entry.handed
+        if handed is None or not handed.is_owned or self._token is None or not handed.span.holds(self._token):
+            return None
+        return handed.peer if self.positions.get(handed.peer) == handed.peer_seq else None
 
     def is_over(self, entry: FeedEntry) -> bool:
         """Return True if the rest of this feed does not matter, because the watched key has moved to another

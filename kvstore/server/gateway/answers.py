@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from math import ceil
-from typing import Any, NamedTuple
+from typing import Any
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 from msgspec import UNSET, Struct
@@ -18,8 +19,23 @@ from kvstore.errors import (
     Retryable,
     StoreError,
 )
-from kvstore.partition.state.commands import Code, Flag, Op, Record
+from kvstore.partition.state.commands import (
+    Append,
+    Batch,
+    Check,
+    Delete,
+    Expire,
+    Flag,
+    Get,
+    Increment,
+    Meta,
+    Op,
+    Put,
+    Record,
+    Transact,
+)
 from kvstore.proto import kv_pb2
+from kvstore.rpc.http.messages import HttpResponse
 from kvstore.rpc.status import describe, http_status
 from kvstore.server.access.http_authenticator import CHALLENGE
 from kvstore.server.gateway import bodies
@@ -39,15 +55,6 @@ _NUMBERS = frozenset(
 )
 
 
-class GatewayReply(NamedTuple):
-    """A response of the gateway."""
-
-    status: int
-    body: bytes
-    headers: Mapping[str, str] = {}
-    content_type: str = JSON
-
-
 class WithStatus(InvalidRequest):
     """An invalid request for which HTTP has a more specific status than 400."""
 
@@ -56,12 +63,12 @@ class WithStatus(InvalidRequest):
         self.status, self.headers = status, headers
 
 
-def json_reply(body: Struct, status: int = 200, headers: Mapping[str, str] | None = None) -> GatewayReply:
+def json_reply(body: Struct, status: int = 200, headers: Mapping[str, str] | None = None) -> HttpResponse:
     """Return a response with a JSON body."""
-    return GatewayReply(status, msgspec.json.encode(body), headers or {})
+    return HttpResponse(status, msgspec.json.encode(body), headers or {}, JSON)
 
 
-def error_reply(error: StoreError, partition: str = "") -> GatewayReply:
+def error_reply(error: StoreError, partition: str = "") -> HttpResponse:
     """Return the response for an error. All endpoints share the mapping from errors to statuses
     (kvstore/rpc/status.py)."""
     body = failure_of(error, partition)
@@ -78,6 +85,8 @@ def failure_of(error: StoreError, partition: str = "") -> bodies.Failure:
     reason, message, metadata = describe(error)
     fields: dict[str, Any] = {"partition": partition} if partition else {}
     fields |= {name: int(value) if name in _NUMBERS else value for name, value in metadata.items() if value}
+    if quoted := fields.pop("quoted_key", None):
+        fields |= fields_of("key", unquote_to_bytes(quoted), as_base64=False)
     if isinstance(error, Retryable):
         fields["retry_after"] = ceil(error.retry_after_ms / 1000) if isinstance(error, RateExceeded) else RETRY_S
     code = error.status if isinstance(error, WithStatus) else http_status(error)
@@ -87,7 +96,7 @@ def failure_of(error: StoreError, partition: str = "") -> bodies.Failure:
     return bodies.Failure(code=code, reason=reason, message=message, outcome=outcome, **fields)  # type: ignore[arg-type]
 
 
-def absent_reply(partition: str) -> GatewayReply:
+def absent_reply(partition: str) -> HttpResponse:
     """Return the response to a read of a key that does not exist."""
     body = bodies.Failure(
         code=404, reason="ABSENT", message="the key is absent", outcome="refused", partition=partition
@@ -137,30 +146,30 @@ def outcome_of(op: Op, result: Any, *, as_base64: bool) -> bodies.Outcome:
     """Return the JSON form of the outcome of one operation of a batch."""
     if isinstance(result, StoreError):
         return bodies.Failed(failure_of(result))
-    match op[0]:
-        case Code.GET:
-            return bodies.Found(None if result is None else item_of(result, op[1], as_base64=as_base64))
-        case Code.META:
-            return bodies.Found(None if result is None else _meta(op[1], result, as_base64=as_base64))
-        case Code.PUT if op[4] & Flag.RETURN_OLD:
+    match op:
+        case Get():
+            return bodies.Found(None if result is None else item_of(result, op.key, as_base64=as_base64))
+        case Meta():
+            return bodies.Found(None if result is None else _meta(op.key, result, as_base64=as_base64))
+        case Put() if op.flags & Flag.RETURN_OLD:
             applied, version, old = result
             return bodies.Written(version, applied=applied, **_old(old, as_base64=as_base64))
-        case Code.DELETE if op[2] & Flag.RETURN_OLD:
+        case Delete() if op.flags & Flag.RETURN_OLD:
             sequence, old = result
             return bodies.Deleted(sequence, **_old(old, as_base64=as_base64))
-        case Code.PUT:
+        case Put():
             return bodies.Written(result)
-        case Code.DELETE:
+        case Delete():
             return bodies.Deleted(result)
-        case Code.CHECK:
+        case Check():
             return bodies.Checked(result)
-        case Code.INCREMENT:
+        case Increment():
             return bodies.Incremented(*result)
-        case Code.APPEND:
+        case Append():
             return bodies.Appended(*result)
-        case Code.EXPIRE:
+        case Expire():
             return bodies.Expiring(bool(result))
-    raise AssertionError(f"no body for the result of {op[0]}")
+    raise AssertionError(f"no body for the result of {op.code}")
 
 
 def _meta(key: bytes, result: tuple[Any, ...], *, as_base64: bool) -> Item:
@@ -169,15 +178,18 @@ def _meta(key: bytes, result: tuple[Any, ...], *, as_base64: bool) -> Item:
     return item
 
 
-def batch_reply(op: Op, results: Sequence[Any], *, as_base64: bool) -> GatewayReply:
-    """Return the response to a batch."""
-    pairs = zip(op[2], results, strict=True)
-    return json_reply(bodies.BatchAnswer([outcome_of(each, result, as_base64=as_base64) for each, result in pairs]))
+def batch_reply(op: Batch | Transact, result: Any, *, as_base64: bool) -> HttpResponse:
+    """Return the response to a batch or a transaction."""
+    results, positions = result if isinstance(op, Transact) else (result, ())
+    outcomes = [outcome_of(each, found, as_base64=as_base64) for each, found in zip(op.ops, results, strict=True)]
+    if isinstance(op, Transact):
+        return json_reply(bodies.TransactionAnswer(outcomes, dict(positions)))
+    return json_reply(bodies.BatchAnswer(outcomes))
 
 
 def page_reply(
     found: Iterable[tuple[bytes, kv_pb2.Record]], next: str | None, *, as_base64: bool, keys_only: bool
-) -> GatewayReply:
+) -> HttpResponse:
     """Return the response with one page of a scan. `next` is the token of the next page, or None after the last
     page."""
     items = [item_of(fields_of_message(record), key, as_base64=as_base64, keys_only=keys_only) for key, record in found]
@@ -200,5 +212,7 @@ def change_of(partition: str, change: kv_pb2.Change, *, as_base64: bool, keys_on
         time_ms=change.time_ms,
         item=item,
         expired=change.expired,
+        transaction=change.transaction,
+        transaction_keys=change.transaction_keys,
         **fields_of("key", change.key, as_base64=as_base64),
     )

@@ -50,7 +50,8 @@ class OperationBody(Struct, forbid_unknown_fields=True):
 
 
 class BatchBody(Struct, forbid_unknown_fields=True):
-    """Operations on keys of one partition. They are applied all or none, unless they are independent."""
+    """Operations on keys of one partition, or of any partitions in a transaction. They are applied all or none, unless
+    they are independent."""
 
     operations: list[OperationBody]
     independent: bool = False
@@ -134,6 +135,9 @@ class Failure(Struct, omit_defaults=True):
     address: Text = UNSET
     version: int | UnsetType = UNSET
     """The key's version if a condition was not met; 0: the key is absent."""
+    key: Text = UNSET
+    key_base64: Base64 = UNSET
+    """The key whose condition was not met, in a transaction."""
     ring_version: int | UnsetType = UNSET
     asked: int | UnsetType = UNSET
     oldest: int | UnsetType = UNSET
@@ -219,6 +223,14 @@ class BatchAnswer(Struct):
     results: list[Any]
 
 
+class TransactionAnswer(Struct):
+    """One outcome for each operation, in order, and the position of the transaction in each partition."""
+
+    results: list[Any]
+    positions: dict[str, int]
+    """Sequences by partition. The Kvstore-Token of the response contains them."""
+
+
 class Page(Struct, omit_defaults=True):
     """A page of keys in order."""
 
@@ -255,6 +267,10 @@ class Change(Struct, omit_defaults=True):
     key_base64: Base64 = UNSET
     expired: bool = False
     """True if the store deleted the key because it expired."""
+    transaction: str = ""
+    """The transaction over several partitions that made the change, equal in all partitions."""
+    transaction_keys: int = 0
+    """The number of different keys that this transaction writes in all partitions. Some writes may change nothing."""
 
 
 class PartitionState(Struct):
@@ -286,7 +302,7 @@ class ClusterState(Struct):
 
 OUT: tuple[type[Struct], ...] = (
     *(Item, Failure, Written, Deleted, Incremented, Appended, Expiring, Checked, Found, Failed),
-    *(BatchAnswer, Page, DeletedRange, Counted, Change, ClusterState),
+    *(BatchAnswer, TransactionAnswer, Page, DeletedRange, Counted, Change, ClusterState),
 )
 IN: tuple[type[Struct], ...] = (ValueBody, BatchBody)
 

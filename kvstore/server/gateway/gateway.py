@@ -13,9 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
-from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.web_exceptions import HTTPException
 from msgspec import UNSET
 
 from kvstore.access import Right
@@ -30,16 +27,17 @@ from kvstore.errors import (
     Unavailable,
 )
 from kvstore.limits import VALUE_BYTES_MAX
-from kvstore.partition.state.commands import Code, Op
+from kvstore.partition.state.commands import Code, Delete, Op, Put, Transact
 from kvstore.partition.state.traits import READS
 from kvstore.proto.page_token import PageToken
 from kvstore.rpc.channels import MESSAGE_BYTES_MAX
+from kvstore.rpc.http.messages import HttpRequest, HttpResponse, MalformedBody, path_and_query
 from kvstore.server.access.http_authenticator import HttpAuthenticator
 from kvstore.server.access.identities import UserIdentity
 from kvstore.server.access.needs import HTTP_NEEDS, admin
 from kvstore.server.feed.feeds import Feeds
 from kvstore.server.gateway import answers, bodies, requests, routes
-from kvstore.server.gateway.answers import GatewayReply, WithStatus
+from kvstore.server.gateway.answers import WithStatus
 from kvstore.server.gateway.capacity import GatewayCapacity, RequestBytes
 from kvstore.server.gateway.openapi import document
 from kvstore.server.gateway.ranges import count_range, delete_range
@@ -60,20 +58,18 @@ OWN_SITE = frozenset(("none", "same-origin"))
 server. A site is a registered domain, so `same-site` also covers other hosts and ports and is not enough."""
 JSON_BYTES_MAX = 2 << 20
 """Maximum size of a JSON body in bytes. The limit exists because a body is parsed in one turn of the event loop."""
-BODY_S, SEND_S = 30.0, 30.0
-"""Time in seconds within which a body must arrive, and within which the client must take the response."""
-SHARE = 4
-"""Divisor of the connection limit of the HTTP port. A quarter of the connections may have requests in flight and a
-quarter may have watches, so some are always left for health checks."""
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-GONE = (ConnectionError, web.RequestPayloadError)
+BODY_S = 30.0
+"""Time in seconds within which a body must arrive."""
+REQUESTS_SHARE, WATCHES_SHARE = 2, 4
+"""Divisors of the connection limit of the HTTP port. Half of the connections may have requests in flight and a quarter
+may have watches, so some are always left for health checks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayCall:
     """A request with the identity of its caller and its parsed parameters."""
 
-    request: web.BaseRequest
+    request: HttpRequest
     identity: UserIdentity
     asked: ParsedRequest
     token: Mapping[str, int]
@@ -104,18 +100,20 @@ class Gateway:
         self._batches = batches
         self._watches = HttpWatches(feeds, authenticator)
         self._scans = ScanSlots(env.clock.now) if scans is None else scans
-        share = max(1, connections_max // SHARE)
-        self._capacity = GatewayCapacity(share, share)
+        self._capacity = GatewayCapacity(
+            max(1, connections_max // REQUESTS_SHARE), max(1, connections_max // WATCHES_SHARE)
+        )
         self._is_closing = False
         self._document = document()
         self._histograms = {
             each.name: Histogram(1e-6) for each in routes.ROUTES if each.answer is not ResponseKind.EVENTS
         }
-        self._do: dict[str, Callable[[GatewayCall], Awaitable[GatewayReply]]] = {
+        self._do: dict[str, Callable[[GatewayCall], Awaitable[HttpResponse]]] = {
             "get": self._read,
             "meta": self._read,
             **dict.fromkeys(("put", "delete", "increment", "append", "expire"), self._write),
             "batch": self._batch,
+            "transaction": self._batch,
             "scan": self._scan,
             "count": self._count,
             "delete_range": self._delete_range,
@@ -137,10 +135,10 @@ class Gateway:
             "http_overloaded_total": self._capacity.refused,
         }
 
-    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def answer(self, request: HttpRequest) -> None:
         """Answer a request whose path is below /v1/. Returns after the response has been sent."""
         began = self._env.clock.now()
-        path, query = requests.path_and_query(request.raw_path)
+        path, query = path_and_query(request.target)
         route: Route | None = None
         try:
             route, key = _route_of(path, request)
@@ -149,16 +147,17 @@ class Gateway:
                 raise Unavailable("the node is stopping; use another node")
             if route.answer is ResponseKind.EVENTS:
                 with self._capacity.watch():
-                    return await self._watch(request, route, query)
+                    await self._watch(request, route, query)
+                return
             with self._capacity.request() as held:
                 reply = await self._reply(request, route, key, query, held)
                 held.take(len(reply.body), must=route.is_write)
                 self._measure(route, key, began)
-                return await _send(request, reply)
+                await _send(request, reply)
         except StoreError as error:
             if route is not None:
                 self._measure(route, "", began)
-            return await _send(request, answers.error_reply(error))
+            await _send(request, answers.error_reply(error))
 
     def _measure(self, route: Route, key: str, began: float) -> None:
         if route.name not in self._histograms:
@@ -168,14 +167,14 @@ class Gateway:
         if took > slow.limit_s:
             bytes_ = requests.unquoted(key)
             partition = self._backend.topology.ring.partition_of(bytes_) if bytes_ else ""
-            slow.note("door", route.name.upper(), took, key=bytes_, partition=partition)
+            slow.note("endpoint", route.name.upper(), took, key=bytes_, partition=partition)
 
     # ── admission ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _check_origin(self, request: web.BaseRequest, route: Route) -> None:
+    def _check_origin(self, request: HttpRequest, route: Route) -> None:
         """Raise PermissionDenied for a request from a page of another site, because the page must not use the login
         or the machine of the person who reads it."""
-        origin, site = request.headers.get("Origin"), request.headers.get("Sec-Fetch-Site", "none")
+        origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site") or "none"
         if origin is not None and origin.partition("://")[2] != request.headers.get("Host"):
             got = f"Origin {origin[:60]!r}"
         elif origin is None and site not in OWN_SITE and request.method not in ("GET", "HEAD"):
@@ -186,7 +185,7 @@ class Gateway:
         self._authenticator.refused(None, request, _call_of(route), error)
         raise error
 
-    async def _admitted(self, request: web.BaseRequest, route: Route) -> UserIdentity:
+    async def _admitted(self, request: HttpRequest, route: Route) -> UserIdentity:
         """Authenticate the caller, check the caller's permissions, and return the caller's identity. Raises
         NotAuthenticated, PermissionDenied, Overloaded."""
         identity: UserIdentity | None = None
@@ -201,8 +200,8 @@ class Gateway:
         return identity
 
     async def _reply(
-        self, request: web.BaseRequest, route: Route, key: str, query: str, held: RequestBytes
-    ) -> GatewayReply:
+        self, request: HttpRequest, route: Route, key: str, query: str, held: RequestBytes
+    ) -> HttpResponse:
         _check_coding(request)
         identity = await self._admitted(request, route)
         asked = requests.read(route, key, query, request.headers)
@@ -218,8 +217,9 @@ class Gateway:
             reply = answers.error_reply(error, partition)
             return reply._replace(headers={**reply.headers, **self._seal(token, asked.key)})
 
-    def _seal(self, token: Mapping[str, int], key: bytes) -> dict[str, str]:
-        """Return headers with the session token and the time of the key's partition.
+    def _seal(self, token: Mapping[str, int], key: bytes, positions: Sequence[tuple[str, int]] = ()) -> dict[str, str]:
+        """Return headers with the session token and the time of the key's partition. `positions` of a transaction are
+        added to the token.
 
         The token names the latest ring that the server or the client knows. If the server knows an older ring than the
         client, it keeps the sequences of partitions that its ring does not have, because the client's ring may have
@@ -229,13 +229,14 @@ class Gateway:
         partition = ring.partition_of(key)
         sequence, time_ms = stand_of(self._backend, self._env.clock, partition)
         seen = {each: number for each, number in token.items() if each in ring.partitions or known_ring > ring.routed}
-        seen[partition] = max(sequence, seen.get(partition, 0))
+        for name, reached in (*positions, (partition, sequence)):
+            seen[name] = max(reached, seen.get(name, 0))
         seen[RING] = max(ring.routed, known_ring)
         return {"Kvstore-Token": requests.token_text(seen), "Kvstore-Time-Ms": str(time_ms)}
 
     # ── keys ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _read(self, call: GatewayCall) -> GatewayReply:
+    async def _read(self, call: GatewayCall) -> HttpResponse:
         asked, code = call.asked, Code.GET if call.asked.route.name == "get" else Code.META
         await self._no_body(call)
         partition = self._backend.topology.ring.partition_of(asked.key)
@@ -244,20 +245,21 @@ class Gateway:
         record = await self._in_time(call, op, call.backend)
         headers = {**self._seal(call.token, asked.key), "Vary": "Accept"}
         if not _is_wanted(asked, 0 if record is None else record[1]):
-            return GatewayReply(304, b"", {**headers, **answers.record_headers(record)})
+            return HttpResponse(304, b"", {**headers, **answers.record_headers(record)})
         if record is None:
             reply = answers.absent_reply(partition)
             return reply._replace(headers=headers)
         headers |= answers.record_headers(record)
         if code == Code.META:
-            return GatewayReply(200, b"", {**headers, "Content-Length": str(record[0])}, answers.RAW)
+            return HttpResponse(200, b"", {**headers, "Content-Length": str(record[0])}, answers.RAW)
         if answers.wants_json(call.request.headers.get("Accept")):
             return answers.json_reply(answers.item_of(record, asked.key, as_base64=call.as_base64), headers=headers)
-        return GatewayReply(200, record[0], headers, answers.RAW)
+        return HttpResponse(200, record[0], headers, answers.RAW)
 
-    async def _write(self, call: GatewayCall) -> GatewayReply:
+    async def _write(self, call: GatewayCall) -> HttpResponse:
         asked = call.asked
-        requests.write_op(asked, b"")  # report a malformed request before its body arrives
+        if not call.request.body.is_complete:
+            requests.write_op(asked, b"")  # report a malformed request before its body arrives
         value = await self._value(call) if asked.route.body is Body.VALUE else await self._no_body(call)
         op = requests.write_op(asked, value)  # the whole body has arrived: now the leader decides the condition
         backend = BudgetedBackend(call.backend, self._batches)
@@ -268,16 +270,18 @@ class Gateway:
             headers["ETag"] = answers.tag_of(outcome.version)
         return answers.json_reply(outcome, headers=headers)
 
-    async def _batch(self, call: GatewayCall) -> GatewayReply:
+    async def _batch(self, call: GatewayCall) -> HttpResponse:
         if call.request.content_type != answers.JSON:
             raise WithStatus(415, f"expected Content-Type: {answers.JSON}, got {call.request.content_type[:60]!r}")
         op = requests.batch_of(call.asked, await self._body(call, JSON_BYTES_MAX))
-        check_one_partition(op, self._backend.topology.ring.partition_of)
-        results = await self._in_time(call, op, BudgetedBackend(call.backend, self._batches))
-        reply = answers.batch_reply(op, results, as_base64=call.as_base64)
+        if not isinstance(op, Transact):
+            check_one_partition(op, self._backend.topology.ring.partition_of)
+        result = await self._in_time(call, op, BudgetedBackend(call.backend, self._batches))
+        reply = answers.batch_reply(op, result, as_base64=call.as_base64)
         if len(reply.body) > MESSAGE_BYTES_MAX:
             raise answer_too_large(len(reply.body))
-        return reply._replace(headers=self._seal(call.token, op[1]))
+        positions = result[1] if isinstance(op, Transact) else ()
+        return reply._replace(headers=self._seal(call.token, op.key, positions))
 
     async def _in_time(self, call: GatewayCall, op: Op, backend: Submits, versions: Sequence[int] = ()) -> Any:
         """Execute the operation and return its result. Raises an error at the timeout of the request. A disconnect of
@@ -286,22 +290,23 @@ class Gateway:
         `versions` are the versions that the condition accepts. If there are several, the gateway tries one after the
         other under one request id, because a refused attempt has no effect (docs/protocol.md P13).
         """
+        until = self._env.clock.now() + call.timeout_ms / 1000
         try:
-            async with asyncio.timeout(call.timeout_ms / 1000):
-                while True:
-                    try:
-                        return await ask_session(backend, op, ring_version=call.token.get(RING, 0))
-                    except ConditionFailed as error:
-                        if not requests.is_next(versions, op, error.version):
-                            raise
-                        op = requests.with_version(op, error.version)
+            while True:
+                left_s = until - self._env.clock.now()
+                try:
+                    return await ask_session(backend, op, ring_version=call.token.get(RING, 0), within_s=left_s)
+                except ConditionFailed as error:
+                    if not (isinstance(op, (Put, Delete)) and requests.is_next(versions, op, error.version)):
+                        raise
+                    op = requests.with_version(op, error.version)
         except TimeoutError:
-            kind = Unavailable if op[0] in READS else OutcomeUnknown
+            kind = Unavailable if op.code in READS else OutcomeUnknown
             raise kind(f"no answer within {call.timeout_ms} ms") from None
 
     # ── all partitions ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _scan(self, call: GatewayCall) -> GatewayReply:
+    async def _scan(self, call: GatewayCall) -> HttpResponse:
         await self._no_body(call)
         page = requests.scan_of(call.asked, call.token)
         found: list[tuple[bytes, Any]] = []
@@ -321,7 +326,7 @@ class Gateway:
             raise Unavailable(f"no answer within {call.timeout_ms} ms") from None
         return answers.page_reply(found, next_, as_base64=call.as_base64, keys_only=page.keys_only)
 
-    async def _count(self, call: GatewayCall) -> GatewayReply:
+    async def _count(self, call: GatewayCall) -> HttpResponse:
         await self._no_body(call)
         bounds, level = requests.bounds_of(call.asked), routes.LEVELS.index(call.asked.get(routes.LEVEL))
         ask = partial(ask_session, call.backend)
@@ -332,7 +337,7 @@ class Gateway:
             raise Unavailable(f"no answer within {call.timeout_ms} ms") from None
         return answers.json_reply(bodies.Counted(count))
 
-    async def _delete_range(self, call: GatewayCall) -> GatewayReply:
+    async def _delete_range(self, call: GatewayCall) -> HttpResponse:
         await self._no_body(call)
         wanted, timeout_s = requests.deletion_of(call.asked), call.timeout_ms / 1000
         try:  # check the permission for an empty range too
@@ -352,7 +357,7 @@ class Gateway:
             ) from None
         return answers.json_reply(bodies.DeletedRange(deleted, UNSET if next_ is None else next_))
 
-    async def _cluster(self, call: GatewayCall) -> GatewayReply:
+    async def _cluster(self, call: GatewayCall) -> HttpResponse:
         await self._no_body(call)
         topology = self._backend.topology
         partitions = []
@@ -363,11 +368,11 @@ class Gateway:
         servers = [bodies.ServerState(each, found.http) for each, found in sorted(topology.servers.items())]
         return answers.json_reply(bodies.ClusterState(self._server, topology.ring.routed, partitions, servers))
 
-    async def _openapi(self, call: GatewayCall) -> GatewayReply:
+    async def _openapi(self, call: GatewayCall) -> HttpResponse:
         await self._no_body(call)
-        return GatewayReply(200, self._document)
+        return HttpResponse(200, self._document, content_type=answers.JSON)
 
-    async def _watch(self, request: web.BaseRequest, route: Route, query: str) -> web.StreamResponse:
+    async def _watch(self, request: HttpRequest, route: Route, query: str) -> None:
         identity = await self._admitted(request, route)
         asked = requests.read(route, "", query, request.headers)
         watch = requests.watch_of(asked)
@@ -378,7 +383,7 @@ class Gateway:
         except StoreError as error:
             note(error)
             raise
-        return await self._watches.serve(request, asked, watch, check, note)
+        await self._watches.serve(request, asked, watch, check, note)
 
     # ── bodies ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -394,7 +399,7 @@ class Gateway:
 
     async def _no_body(self, call: GatewayCall) -> bytes:
         """Raise InvalidRequest if the request has a body, because it would be ignored."""
-        if call.request.body_exists:
+        if call.request.body.exists:
             raise InvalidRequest(f"expected no body for {call.asked.route.name}, got one; use query parameters")
         return b""
 
@@ -404,22 +409,29 @@ class Gateway:
         request = call.request
         if encoding := request.headers.get("Content-Encoding"):
             raise WithStatus(415, f"expected no Content-Encoding, got {encoding[:60]!r}")
-        if (length := request.content_length or 0) > most:
+        if (length := request.body.length or 0) > most:
             _refuse_size(most, length)
-        if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
-            request.transport.write(CONTINUE)
-        data = bytearray()
+        body = request.body
+        if not body.is_complete and (request.headers.get("expect") or "").lower() == "100-continue":
+            request.connection.send_continue()
         try:
+            if body.is_complete:  # nothing to wait for, so no timer
+                return await self._arrived(call, most)
             async with asyncio.timeout(BODY_S):
-                while chunk := await request.content.readany():
-                    if len(data) + len(chunk) > most:
-                        _refuse_size(most, len(data) + len(chunk))
-                    call.held.take(len(chunk))
-                    data += chunk
+                return await self._arrived(call, most)
         except TimeoutError:
             raise WithStatus(408, f"expected the body within {BODY_S:g} s, but it did not arrive") from None
-        except (*GONE, HttpProcessingError, HTTPException) as error:
+        except (ConnectionError, MalformedBody) as error:
             raise InvalidRequest(f"expected a complete body, got {error}") from None
+
+    async def _arrived(self, call: GatewayCall, most: int) -> bytes:
+        """Return the body once it has arrived."""
+        data = bytearray()
+        while chunk := await call.request.body.read():
+            if len(data) + len(chunk) > most:
+                _refuse_size(most, len(data) + len(chunk))
+            call.held.take(len(chunk))
+            data += chunk
         return bytes(data)
 
 
@@ -427,10 +439,10 @@ def _refuse_size(most: int, found: int) -> NoReturn:
     raise WithStatus(413, f"expected a body of at most {most} bytes, got {found} or more")
 
 
-def _check_coding(request: web.BaseRequest) -> None:
+def _check_coding(request: HttpRequest) -> None:
     """Raise InvalidRequest if the request has a transfer coding that the gateway cannot decode. Otherwise the
     encoded bytes would be stored as the value (RFC 9112, 6.1)."""
-    codings = [each.strip() for line in request.headers.getall("Transfer-Encoding", []) for each in line.split(",")]
+    codings = [each.strip() for line in request.headers.all("transfer-encoding") for each in line.split(",")]
     if [each.lower() for each in codings if each] not in ([], ["chunked"]):
         raise WithStatus(501, f"expected no Transfer-Encoding except chunked, got {', '.join(codings)[:60]!r}")
 
@@ -440,7 +452,7 @@ def _call_of(route: Route) -> str:
     return f"HTTP {route.method} {route.template}"
 
 
-def _route_of(path: str, request: web.BaseRequest) -> tuple[Route, str]:
+def _route_of(path: str, request: HttpRequest) -> tuple[Route, str]:
     """Return the route of a request and the percent-encoded key from its path. Raises InvalidRequest."""
     found = routes.template_of(path)
     if found is None:
@@ -466,21 +478,6 @@ def _is_wanted(asked: ParsedRequest, version: int) -> bool:
     return none_match.strip() != "*" and version not in requests.weak_versions_of(none_match)
 
 
-async def _send(request: web.BaseRequest, reply: GatewayReply) -> web.Response:
+async def _send(request: HttpRequest, reply: HttpResponse) -> None:
     """Send a response and wait until the client has taken it. The request counts as in flight until then."""
-    response = web.Response(
-        status=reply.status,
-        body=reply.body,
-        headers={**answers.COMMON, **reply.headers},
-        content_type=reply.content_type,
-    )
-    try:
-        async with asyncio.timeout(SEND_S):
-            await response.prepare(request)
-            await response.write_eof()
-    except TimeoutError:
-        if request.transport is not None:
-            request.transport.abort()
-    except ConnectionError:
-        return response  # the client has disconnected; the operation is done
-    return response
+    await request.respond(reply._replace(headers={**answers.COMMON, **reply.headers}))

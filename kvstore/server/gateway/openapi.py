@@ -21,7 +21,7 @@ _STATUSES = {
     403: "The user lacks a right, or the request is from a page of another site.",
     404: "The key is absent.",
     408: "The body did not arrive in time.",
-    409: "The request id is older than the store remembers.",
+    409: "The request id is older than the store remembers, or another transaction holds a key (CONFLICT, not done).",
     410: "The log no longer has the position at which the watch is to continue.",
     412: "The condition is not met. `version` is the key's version.",
     413: "The body is too large.",
@@ -51,7 +51,8 @@ def document() -> bytes:
     """Return the document as it is served."""
     _, schemas = msgspec.json.schema_components((*bodies.IN, *bodies.OUT), ref_template=_REF)
     outcomes = [{"$ref": _REF.format(name=each.__name__)} for each in bodies.Outcome.__args__]
-    schemas["BatchAnswer"]["properties"]["results"]["items"] = {"anyOf": outcomes}
+    for name in ("BatchAnswer", "TransactionAnswer"):
+        schemas[name]["properties"]["results"]["items"] = {"anyOf": outcomes}
     found = {
         "openapi": "3.1.0",
         "info": {

@@ -11,7 +11,7 @@ from kvstore.client.core.scanning import Bounds
 from kvstore.env import Clock
 from kvstore.errors import OutcomeUnknown, Refused, StoreError
 from kvstore.partition.state import commands
-from kvstore.partition.state.commands import Code, Flag, Level, Result, Sink
+from kvstore.partition.state.commands import Flag, Level, Range, Result, Sink
 from kvstore.proto import kv_pb2
 from kvstore.proto.page_token import PageToken
 from kvstore.ring.ring import Ring
@@ -33,7 +33,7 @@ class _DeleteSink(Sink):
         self._results: list[Result | StoreError] = [None] * len(keys)
         self._left = len(keys)
         for token, key in enumerate(keys):
-            backend.submit((commands.delete(key),), self, (token,))
+            backend.submit((commands.Delete(key),), self, (token,))
 
     def complete(self, token: int, result: Result | StoreError) -> None:
         self._results[token] = result
@@ -66,7 +66,7 @@ async def count_range(backend: Backend, ask: Ask, bounds: Bounds, level: int, to
             start: bytes | None = bounds.start
             while start is not None:
                 seen = token.get(partition, 0)
-                op = (Code.RANGE, start, bounds.end, 0, int(Flag.COUNT_ONLY), level, seen)
+                op = Range(start, bounds.end, 0, int(Flag.COUNT_ONLY), level, seen)
                 found, start = await ask(op, partition, ring_version)
                 total += found
         return total

@@ -11,18 +11,26 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from msgspec import UNSET
-from multidict import MultiMapping
+from msgspec.structs import replace
 
 from kvstore.client.core.scanning import Bounds
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.limits import CLIENT_BYTES, KEY_BYTES_MAX
-from kvstore.partition.state.commands import Code, Flag, Op, RequestId
+from kvstore.partition.state.commands import Batch, Code, Delete, Flag, Op, Put, RequestId, Transact
 from kvstore.proto import kv_pb2
 from kvstore.proto.page_token import PageToken
+from kvstore.rpc.http.messages import Headers
 from kvstore.server.gateway import bodies, routes
 from kvstore.server.gateway.ranges import RangeDeletion
 from kvstore.server.gateway.routes import Parameter, ParameterKind, Route
-from kvstore.server.grpc.decode import NUMBER_MAX, batch_op, check_batch_count, check_operation_sizes, op_or_error
+from kvstore.server.grpc.decode import (
+    NUMBER_MAX,
+    batch_op,
+    check_batch_count,
+    check_operation_sizes,
+    op_or_error,
+    transact_op,
+)
 
 SHOWN = 60
 """Maximum number of characters of the request shown in errors."""
@@ -39,6 +47,7 @@ MEANT = (
 """Headers that change the effect of a write. A route that does not honour one refuses it: with `Content-Range`, for
 example, the body is only a part of the value (RFC 9110, 14.4). The gateway itself reads Content-Encoding,
 Transfer-Encoding and Expect."""
+_MEANT = {each.lower(): each for each in MEANT}
 TAGS_MAX = 100
 """Maximum number of entity tags in one If-Match or If-None-Match, because they are parsed in one turn of the event
 loop."""
@@ -53,7 +62,6 @@ LISTS = ("If-Match", "If-None-Match")
 lines would be ignored."""
 NEVER = NUMBER_MAX
 """A version that no key has. A condition on it always fails, and the error reports the key's actual version."""
-_VERSION_AT = {int(Code.PUT): 5, int(Code.DELETE): 3}
 """Index of the version condition in an operation."""
 _BAD_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
@@ -73,15 +81,6 @@ class ParsedRequest(NamedTuple):
         return self.given.get(parameter.key, parameter.default)
 
 
-def path_and_query(target: str) -> tuple[str, str]:
-    """Split the target of a request into the path and the query. The target is used as received and may begin with
-    the server's name."""
-    if not target.startswith("/"):
-        target = "/" + target.partition("://")[2].partition("/")[2]
-    path, _, query = target.partition("?")
-    return path, query
-
-
 def unquoted(text: str) -> bytes:
     """Return the bytes of percent-encoded text. Raises InvalidRequest."""
     data = text.encode("utf-8", "surrogateescape")
@@ -90,33 +89,32 @@ def unquoted(text: str) -> bytes:
     return _ESCAPE.sub(lambda escape: bytes((int(escape[1], 16),)), data)
 
 
-def read(route: Route, encoded_key: str, query: str, headers: MultiMapping[str]) -> ParsedRequest:
+def read(route: Route, encoded_key: str, query: str, headers: Headers) -> ParsedRequest:
     """Read the request line and headers. Raises InvalidRequest."""
     key = unquoted(encoded_key)
     if routes.KEY in route.template:
         check_operation_sizes(Code.GET, key, b"")
-    known = {each.name: each for each in route.parameters if not each.is_header}
     given: dict[str, Any] = {}
     for pair in query.split("&") if query else ():
         name, _, value = pair.replace("+", " ").partition("=")
-        parameter = known.get(_text(unquoted(name), "a parameter's name"))
+        parameter = route.in_query.get(_text(unquoted(name), "a parameter's name"))
         if parameter is None:
             raise InvalidRequest(
-                f"expected a parameter of {route.name}, got {_shown(unquoted(name))}; it has {sorted(known)}"
+                f"expected a parameter of {route.name}, got {_shown(unquoted(name))}; it has {sorted(route.in_query)}"
             )
         if parameter.key in given:
             raise InvalidRequest(f"expected {parameter.name} once, got it again")
         given[parameter.key] = _value(parameter, unquoted(value))
-    for parameter in route.parameters:
-        lines = headers.getall(parameter.name, []) if parameter.is_header else []
-        if len(lines) > 1 and parameter.name not in LISTS:
-            raise InvalidRequest(f"expected {parameter.name} once, got {len(lines)}")
-        if lines:
+    for name, lines in headers.lines.items():
+        parameter = route.in_headers.get(name)
+        if parameter is not None:
+            if len(lines) > 1 and parameter.name not in LISTS:
+                raise InvalidRequest(f"expected {parameter.name} once, got {len(lines)}")
             given[parameter.key] = _value(parameter, ", ".join(lines).encode("utf-8", "surrogateescape"))
-    known_headers = {each.name for each in route.parameters if each.is_header}
-    for name in MEANT if route.is_write else ():
-        if name not in known_headers and name in headers:
-            raise InvalidRequest(f"expected no {name} header for {route.name}, got one; send the request without it")
+        elif route.is_write and name in _MEANT:
+            raise InvalidRequest(
+                f"expected no {_MEANT[name]} header for {route.name}, got one; send the request without it"
+            )
     return ParsedRequest(route, key, given)
 
 
@@ -229,17 +227,17 @@ def versions_of(asked: ParsedRequest) -> list[int]:
     return found
 
 
-def with_version(op: Op, version: int) -> Op:
+def with_version(op: Put | Delete, version: int) -> Put | Delete:
     """Return the put or delete with the added condition that the key has this version."""
-    at = _VERSION_AT[op[0]]
-    return (*op[:at], version, *op[at + 1 :])
+    conditional: Put | Delete = replace(op, version=version)
+    return conditional
 
 
-def is_next(versions: Sequence[int], op: Op, found: int) -> bool:
+def is_next(versions: Sequence[int], op: Put | Delete, found: int) -> bool:
     """Return True if an operation that accepts one of `versions` must be tried again with the version `found`, which
     the key turned out to have. That is the case only for a later version than the one just tried. Versions of a key
     only increase, so each version is tried at most once."""
-    return found in versions and found > op[_VERSION_AT[op[0]]]
+    return found in versions and found > op.version
 
 
 def strong_versions_of(if_match: str) -> list[int]:
@@ -341,12 +339,15 @@ def _op(
     return found
 
 
-def batch_of(asked: ParsedRequest, body: bytes) -> Op:
-    """Return the atomic batch that a request asks for. Raises InvalidRequest."""
+def batch_of(asked: ParsedRequest, body: bytes) -> Batch | Transact:
+    """Return the atomic batch, or the transaction, that a request asks for. Raises InvalidRequest."""
     read_ = bodies.read(body, bodies.BatchBody)
     check_batch_count(len(read_.operations))
     flags = int(Flag.INDEPENDENT) if read_.independent else 0
-    return batch_op([_operation(each) for each in read_.operations], flags, request_of(asked))
+    operations, request = [_operation(each) for each in read_.operations], request_of(asked)
+    if asked.route.name == "transaction":
+        return transact_op(operations, flags, request)
+    return batch_op(operations, flags, request)
 
 
 def _operation(body: bodies.OperationBody) -> kv_pb2.Operation:

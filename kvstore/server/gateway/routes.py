@@ -3,7 +3,8 @@ Decides only."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from msgspec import Struct
@@ -65,10 +66,11 @@ class Parameter:
     choices: tuple[str, ...] = ()
     default: int | str | bool | None = None
 
-    @property
-    def key(self) -> str:
-        """The name of the parameter in a parsed request."""
-        return self.name.lower().replace("-", "_")
+    key: str = field(init=False)
+    """The name of the parameter in a parsed request."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", self.name.lower().replace("-", "_"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +89,15 @@ class Route:
     is_write: bool = False
     also: tuple[int, ...] = ()
     """Statuses of this route, in addition to 200 and those of all routes."""
+    in_query: Mapping[str, Parameter] = field(init=False)
+    """The query parameters, by name."""
+    in_headers: Mapping[str, Parameter] = field(init=False)
+    """The headers that are parameters, by name in lower case."""
+
+    def __post_init__(self) -> None:
+        headers = {each.name.lower(): each for each in self.parameters if each.is_header}
+        object.__setattr__(self, "in_query", {each.name: each for each in self.parameters if not each.is_header})
+        object.__setattr__(self, "in_headers", headers)
 
 
 def _number(name: str, text: str, least: int = 0, most: int = NUMBER_MAX, default: int | None = None) -> Parameter:
@@ -266,6 +277,17 @@ ROUTES: tuple[Route, ...] = (
         parameters=(*_WRITE, ENCODING),
         body=Body.BATCH,
         gives=bodies.BatchAnswer,
+        is_write=True,
+        also=(412,),
+    ),
+    Route(
+        method="POST",
+        template="/v1/transaction",
+        name="transaction",
+        summary="Apply several operations on keys of any partitions, all or none. Strictly serialisable.",
+        parameters=(*_WRITE, ENCODING),
+        body=Body.BATCH,
+        gives=bodies.TransactionAnswer,
         is_write=True,
         also=(412,),
     ),

@@ -14,10 +14,10 @@ import asyncio
 from collections.abc import Callable
 
 import msgspec
-from aiohttp import web
 
 from kvstore.errors import NotAuthenticated, PermissionDenied, StoreError, Unavailable
 from kvstore.proto import kv_pb2
+from kvstore.rpc.http.messages import HttpRequest
 from kvstore.server.access.http_authenticator import HttpAuthenticator
 from kvstore.server.feed.feeds import Feeds
 from kvstore.server.feed.watch import send_watch
@@ -34,6 +34,7 @@ WRITE_BYTES = 64 << 10
 """Approximate number of bytes written before the stream waits for the network."""
 END_S = 5.0
 """Time in seconds that a client that reads nothing has to take the reason."""
+HEADERS = {**answers.COMMON, "Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
 STOPS = "the node is stopping; continue at another node after the last id"
 
 
@@ -69,12 +70,12 @@ class HttpWatches:
 
     async def serve(
         self,
-        request: web.BaseRequest,
+        request: HttpRequest,
         asked: ParsedRequest,
         watch: kv_pb2.WatchRequest,
         check: Callable[[], None],
         note: Callable[[StoreError], None],
-    ) -> web.StreamResponse:
+    ) -> None:
         """Send changes until the client disconnects. `check` must raise an error once the user may no longer see the
         changes; the watch then ends, and `note` is called with that error. Raises StoreError only if nothing has
         been sent yet."""
@@ -84,7 +85,7 @@ class HttpWatches:
             async with opened.timeout:
                 await send_watch(self._feeds, watch, stream)
         except ConnectionError:
-            return stream.response
+            return
         except TimeoutError:
             if opened.refused is None:
                 raise
@@ -98,7 +99,6 @@ class HttpWatches:
         if not stream.is_begun:
             raise error
         await stream.fail(error)
-        return stream.response
 
     def _recheck(self) -> None:
         """Apply a new access table: end the watches that are no longer allowed."""
@@ -112,11 +112,9 @@ class HttpWatches:
 class EventStream:
     """Writes the messages of one watch as server-sent events. The response headers are sent with the first event."""
 
-    def __init__(self, request: web.BaseRequest, asked: ParsedRequest) -> None:
-        headers = {**answers.COMMON, "Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
-        self.response = web.StreamResponse(headers=headers)
+    def __init__(self, request: HttpRequest, asked: ParsedRequest) -> None:
         self.is_begun = False
-        self._request = request
+        self._request, self._send = request, request.connection.send
         self._as_base64 = asked.get(routes.ENCODING) == "base64"
         self._keys_only = bool(asked.get(routes.KEYS_ONLY))
         self._position: dict[str, int] = {}
@@ -125,11 +123,11 @@ class EventStream:
         """Write the events of a message, and return when the network can accept more. Raises ConnectionError."""
         if not self.is_begun:
             self.is_begun = True
-            await self.response.prepare(self._request)
-            await self.response.write(b"retry: %d\n\n" % RETRY_MS)
+            await self._request.stream(HEADERS)
+            await self._send(b"retry: %d\n\n" % RETRY_MS)
         if not message.changes:
             self._position = dict(message.positions)
-            return await self.response.write(_event("position", b"{}", requests.token_text(self._position)))
+            return await self._send(_event("position", b"{}", requests.token_text(self._position)))
         gathered, size = list[bytes](), 0
         for number, change in enumerate(message.changes, start=1):
             is_last = number == len(message.changes)
@@ -140,7 +138,7 @@ class EventStream:
             gathered.append(event)
             size += len(event)
             if size >= WRITE_BYTES or is_last:
-                await self.response.write(b"".join(gathered))
+                await self._send(b"".join(gathered))
                 gathered, size = [], 0
         return None
 
@@ -148,17 +146,11 @@ class EventStream:
         """Send the reason why the watch ends. If the client reads nothing, abort the connection."""
         try:
             async with asyncio.timeout(END_S):
-                await self.response.write(_event("error", answers.error_reply(error).body, ""))
-                await self.response.write_eof()
+                await self._send(_event("error", answers.error_reply(error).body, ""))
         except ConnectionError:
             return  # the client has disconnected
-        except (TimeoutError, asyncio.CancelledError):
-            # A write that was cancelled once, because of this client, is cancelled again for the next write that waits.
-            if self._request.transport is not None:
-                self._request.transport.abort()
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
+        except TimeoutError:
+            self._request.connection.abort()
 
     def _id(self) -> str:
         return requests.token_text(self._position)

@@ -24,6 +24,7 @@ from kvstore.server.access.identities import Access
 from kvstore.server.grpc.access_admin import AccessAdmin
 from kvstore.server.grpc.namespace_admin import NamespaceAdmin
 from kvstore.server.grpc.ring_admin import RingAdmin, RingSource
+from kvstore.server.grpc.transaction_admin import HostedReplica, TransactionAdmin
 from kvstore.server.namespaces.keeper import Keeper
 from kvstore.server.routing.backend import Backend
 from kvstore.server.status.ledger_survey import LedgerSurvey
@@ -71,6 +72,10 @@ class AdminSource(RingSource, Protocol):
         """Accept operations again. Returns True if the node was draining. Raises Unavailable."""
         ...
 
+    def hosted(self) -> Mapping[PartitionId, HostedReplica]:
+        """Return the local replicas."""
+        ...
+
     @property
     def surveyor(self) -> Surveyor: ...
     @property
@@ -90,6 +95,7 @@ class Admin(admin_pb2_grpc.AdminServicer):
         self._ring = RingAdmin(env, source, backend)
         self._access = AccessAdmin(source.store, source.access, env.clock.date_ms, env.clock.passed_ms)
         self._namespaces = NamespaceAdmin(source.store, source.namespaces, source.versions)
+        self._transactions = TransactionAdmin(source, env.clock, backend.on_topology)
         self._profiler = Profiler()
         self._clock = env.clock
         self._began = env.clock.now()
@@ -206,6 +212,16 @@ class Admin(admin_pb2_grpc.AdminServicer):
             raise InvalidRequest(f"expected a logger with the level {request.level[:100]!r}, got none")
         return admin_pb2.LogLevelResponse(levels=output.levels())
 
+    async def Transactions(
+        self, request: admin_pb2.TransactionsRequest, context: Context
+    ) -> admin_pb2.TransactionsResponse:
+        return self._transactions.standing()
+
+    async def AbandonTransactions(
+        self, request: admin_pb2.AbandonTransactionsRequest, context: Context
+    ) -> admin_pb2.AbandonTransactionsResponse:
+        return await self._transactions.abandon(request)
+
     async def SlowLog(self, request: admin_pb2.SlowLogRequest, context: Context) -> admin_pb2.SlowLogResponse:
         slow = self._source.env.slow
         response = admin_pb2.SlowLogResponse(slow_ms=slow.slow_ms, total=slow.total)
@@ -225,11 +241,11 @@ class Admin(admin_pb2_grpc.AdminServicer):
 
     async def Profile(self, request: admin_pb2.ProfileRequest, context: Context) -> admin_pb2.ProfileResponse:
         profile = await self._profiler.take(request.seconds, request.rate)
-        response = admin_pb2.ProfileResponse(looks=profile.looks, took_s=profile.took_s)
+        response = admin_pb2.ProfileResponse(samples=profile.samples, took_s=profile.took_s)
         places: dict[str, int] = {}
         for (thread, calls), seen in profile.stacks.items():
             frames = [places.setdefault(name_of(code), len(places)) for code in calls]
-            response.stacks.add(thread=thread, frames=frames, looks=seen.looks, cpu_us=seen.cpu_ns // 1_000)
+            response.stacks.add(thread=thread, frames=frames, samples=seen.samples, cpu_us=seen.cpu_ns // 1_000)
         response.frames.extend(places)
         return response
 

@@ -114,7 +114,7 @@ def is_change(method: str, request: Any) -> bool:
     if isinstance(request, admin_pb2.LogLevelRequest):
         return bool(request.logger or request.level)
     if isinstance(request, admin_pb2.ChangeRingRequest):
-        return not request.dry_run and request.action != admin_pb2.ChangeRingRequest.LOOK
+        return not request.dry_run and request.action != admin_pb2.ChangeRingRequest.SHOW
     return method not in _READS
 
 

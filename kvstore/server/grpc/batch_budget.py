@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from kvstore.errors import Overloaded, StoreError
 from kvstore.limits import VALUE_BYTES_MAX
-from kvstore.partition.state.commands import Code, Flag, Op, Result, Sink
+from kvstore.partition.state.commands import Delete, Flag, Get, Op, Put, Result, Sink, WrappedSink
 from kvstore.partition.state.operations import BATCH_RESULT_BYTES_MAX
 from kvstore.server.routing.backend import Backend
 from kvstore.types import PartitionId
@@ -58,44 +58,34 @@ class BudgetedBackend:
             self._backend.submit((op,), self._budget.sink(op, sink), (token,), ring_version, partition)
 
 
-class _BudgetedSink(Sink):
+class _BudgetedSink(WrappedSink):
     """Frees the reserved bytes when the operation has ended, even if its caller no longer waits."""
 
-    __slots__ = ("_budget", "_sink", "_size")
+    __slots__ = ("_budget", "_size")
 
     def __init__(self, budget: BatchBudget, size: int, sink: Sink) -> None:
-        self._budget, self._size, self._sink = budget, size, sink
-
-    @property
-    def line(self) -> object:
-        return self._sink.line
-
-    @property
-    def is_gone(self) -> bool:
-        return self._sink.is_gone
+        super().__init__(sink)
+        self._budget, self._size = budget, size
 
     def complete(self, token: int, result: Result | StoreError) -> None:
         self._budget.bytes -= self._size
         self._sink.complete(token, result)
 
-    def flush(self) -> None:
-        self._sink.flush()
-
 
 def read_bytes(op: Op) -> int:
     """Return the maximum number of bytes that a batch or a write may read."""
-    if op[0] != Code.BATCH:
-        return _reads(op) * VALUE_BYTES_MAX
-    return min(sum(map(_reads, op[2])) * VALUE_BYTES_MAX, BATCH_RESULT_BYTES_MAX)
+    if op.ops:
+        return min(sum(map(_reads, op.ops)) * VALUE_BYTES_MAX, BATCH_RESULT_BYTES_MAX)
+    return _reads(op) * VALUE_BYTES_MAX
 
 
 def _reads(op: Op) -> bool:
-    match op[0]:
-        case Code.GET:
+    match op:
+        case Get():
             return True
-        case Code.PUT:
-            return bool(op[4] & _RETURN_OLD)
-        case Code.DELETE:
-            return bool(op[2] & _RETURN_OLD)
+        case Put():
+            return bool(op.flags & _RETURN_OLD)
+        case Delete():
+            return bool(op.flags & _RETURN_OLD)
         case _:
             return False

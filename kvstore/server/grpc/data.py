@@ -26,6 +26,7 @@ from kvstore.proto import data_pb2, data_pb2_grpc
 from kvstore.ring.hashing import TOKENS
 from kvstore.rpc.calls import Few, check_cluster
 from kvstore.rpc.status import abort
+from kvstore.server.feed.pinned_outcomes import PinnedOutcomes
 from kvstore.server.feed.pins import PinKeeper, PinsSource
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
 
@@ -55,6 +56,7 @@ class Data(data_pb2_grpc.DataServicer):
     def __init__(self, env: Env, source: DataSource) -> None:
         self._env, self._source = env, source
         self._keeper = PinKeeper(env, source)
+        self._outcomes = PinnedOutcomes(source)
         self._turn = asyncio.Lock()
         self._streams = 0
         self._surveys = Few("calls of Pins")
@@ -110,6 +112,7 @@ class Data(data_pb2_grpc.DataServicer):
         """Yield the pages of a read at a pinned position. Raises StoreError."""
         held, state = await self._held(request)
         try:
+            await self._outcomes.resolve(held)
             scan = scan_of(held, request)
             ends = False
             while not ends:
@@ -174,5 +177,6 @@ def scan_of(held: PinnedView, request: data_pb2.ReadPinnedRequest) -> PinnedScan
         end=request.end,
         after=request.after,
         keys_only=request.keys_only,
+        intents_only=request.intents_only,
         page_bytes=min(request.page_bytes or PAGE_BYTES, PAGE_BYTES_MAX),
     )

@@ -7,9 +7,29 @@ from itertools import repeat
 
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.limits import BATCH_BYTES_MAX, BATCH_OPS_MAX, CLIENT_BYTES, KEY_BYTES_MAX, VALUE_BYTES_MAX
-from kvstore.partition.state.commands import Code, Level, Op, RequestId
+from kvstore.partition.state.commands import (
+    Append,
+    Batch,
+    Check,
+    Code,
+    Count,
+    Delete,
+    DeleteRange,
+    Expire,
+    Get,
+    Increment,
+    Level,
+    Meta,
+    Op,
+    Put,
+    Range,
+    RequestId,
+    Scan,
+    ScanTokens,
+    Transact,
+)
 from kvstore.partition.state.operations import size_of
-from kvstore.partition.state.traits import APPLIES_NOTHING, IN_BATCH, KEYLESS, check_options
+from kvstore.partition.state.traits import APPLIES_NOTHING, IN_BATCH, KEYLESS, check_options, home_key
 from kvstore.proto import compact, kv_pb2
 from kvstore.ring.hashing import TOKENS
 
@@ -47,13 +67,13 @@ def ops_of(lane: kv_pb2.Lane | compact.CompactLane) -> list[Op | StoreError]:
     if not options and _are_small(keys, values):
         if codes.count(_PUT) == count and all(sequences):
             ids = map(tuple.__new__, repeat(RequestId), zip(repeat(client), sequences, repeat(first), repeat(seen)))
-            return list(zip(codes, keys, values, repeat(0), repeat(0), repeat(0), ids))
+            return list(map(Put, keys, values, repeat(0), repeat(0), repeat(0), ids))
         return [
-            (_PUT, key, value, 0, 0, 0, RequestId(client, sequence, first, seen) if sequence else None)
+            Put(key, value, 0, 0, 0, RequestId(client, sequence, first, seen) if sequence else None)
             if code == _PUT
-            else (_GET, key, level, token)
+            else Get(key, level, token)
             if code == _GET
-            else (_DELETE, key, 0, 0, RequestId(client, sequence, first, seen) if sequence else None)
+            else Delete(key, 0, 0, RequestId(client, sequence, first, seen) if sequence else None)
             if code == _DELETE
             else _op(code, key, value, _NO_OPTIONS, _request(client, sequence, first, seen), level, token)
             for code, key, value, sequence in zip(codes, keys, values, sequences, strict=True)
@@ -127,9 +147,23 @@ def check_batch_count(count: int) -> None:
         raise InvalidRequest(f"expected 1 to {BATCH_OPS_MAX} operations in a batch, got {count}")
 
 
-def batch_op(operations: Sequence[kv_pb2.Operation], flags: int, request: RequestId | None) -> Op:
+def batch_op(operations: Sequence[kv_pb2.Operation], flags: int, request: RequestId | None) -> Batch:
     """Return an atomic batch. The request id is dropped if no operation of the batch can change anything. Raises
     InvalidRequest."""
+    ops, request = _parts(operations, request)
+    return Batch(ops[0].key, ops, check_options(Code.BATCH, flags), request)
+
+
+def transact_op(operations: Sequence[kv_pb2.Operation], flags: int, request: RequestId | None) -> Transact:
+    """Return a transaction. Its key is the first one that it writes (docs/protocol.md Tx2). Raises InvalidRequest."""
+    ops, request = _parts(operations, request)
+    return Transact(home_key(ops), ops, check_options(Code.TRANSACT, flags), request)
+
+
+def _parts(
+    operations: Sequence[kv_pb2.Operation], request: RequestId | None
+) -> tuple[tuple[Op, ...], RequestId | None]:
+    """Return the operations of a batch or a transaction, and its request id."""
     check_batch_count(len(operations))
     ops = tuple(map(_op_in_batch, operations))
     size = sum(map(size_of, ops))
@@ -138,9 +172,9 @@ def batch_op(operations: Sequence[kv_pb2.Operation], flags: int, request: Reques
             f"expected at most {BATCH_BYTES_MAX} bytes of keys and values in a batch, got {size}; split the batch"
         )
     # A request id is logged with its results, and a user with only the right to read these keys must not cause that.
-    if request is not None and all(each[0] in APPLIES_NOTHING for each in ops):
+    if request is not None and all(each.code in APPLIES_NOTHING for each in ops):
         request = None
-    return (Code.BATCH, ops[0][1], ops, check_options(Code.BATCH, flags), request)
+    return ops, request
 
 
 def _op_in_batch(part: kv_pb2.Operation) -> Op:
@@ -151,7 +185,7 @@ def _op_in_batch(part: kv_pb2.Operation) -> Op:
     if part.HasField("options"):
         return _op(code, key, value, part.options, None, 0, 0)
     if code == _PUT:
-        return (_PUT, key, value, 0, 0, 0, None)
+        return Put(key, value, 0, 0, 0, None)
     return _op(code, key, value, _NO_OPTIONS, None, 0, 0)
 
 
@@ -160,7 +194,7 @@ def _op(
 ) -> Op:
     build = _BUILD.get(code)
     if build is None:
-        raise InvalidRequest(f"expected an operation code from 1 to {max(Code)}, got {code}")
+        raise InvalidRequest(f"expected an operation code from 1 to {max(_BUILD)}, got {code}")
     if options is not _NO_OPTIONS:
         check_numbers(options.expires_ms, options.version)
         if options.token > TOKEN_MAX:
@@ -177,32 +211,32 @@ def _batch(key: bytes, value: bytes, o: kv_pb2.Options, request: RequestId | Non
     return batch_op(o.operations, o.flags, request)
 
 
+def _transact(key: bytes, value: bytes, o: kv_pb2.Options, request: RequestId | None, level: int, token: int) -> Op:
+    return transact_op(o.operations, o.flags, request)
+
+
 def _increment(key: bytes, value: bytes, o: kv_pb2.Options, request: RequestId | None, level: int, token: int) -> Op:
-    return (Code.INCREMENT, key, o.delta, request)
+    return Increment(key, o.delta, request)
 
 
 _Build = Callable[[bytes, bytes, kv_pb2.Options, RequestId | None, int, int], Op]
 _BUILD: dict[int, _Build] = {
-    Code.GET: lambda key, value, o, request, level, token: (Code.GET, key, level, token),
-    Code.META: lambda key, value, o, request, level, token: (Code.META, key, level, token),
-    Code.PUT: lambda key, value, o, request, level, token: (
-        (Code.PUT, key, value, o.expires_ms, o.flags, o.version, request)
-    ),
-    Code.DELETE: lambda key, value, o, request, level, token: ((Code.DELETE, key, o.flags, o.version, request)),
+    Code.GET: lambda key, value, o, request, level, token: Get(key, level, token),
+    Code.META: lambda key, value, o, request, level, token: Meta(key, level, token),
+    Code.PUT: lambda key, value, o, request, level, token: Put(key, value, o.expires_ms, o.flags, o.version, request),
+    Code.DELETE: lambda key, value, o, request, level, token: Delete(key, o.flags, o.version, request),
     Code.INCREMENT: _increment,
-    Code.APPEND: lambda key, value, o, request, level, token: (Code.APPEND, key, value, request),
-    Code.EXPIRE: lambda key, value, o, request, level, token: ((Code.EXPIRE, key, o.expires_ms, o.flags, request)),
-    Code.CHECK: lambda key, value, o, request, level, token: (
-        (Code.CHECK, key, o.flags, o.version, None)  # as for a batch that can change nothing
-    ),
+    Code.APPEND: lambda key, value, o, request, level, token: Append(key, value, request),
+    Code.EXPIRE: lambda key, value, o, request, level, token: Expire(key, o.expires_ms, o.flags, request),
+    # without its request id, like a batch that can change nothing
+    Code.CHECK: lambda key, value, o, request, level, token: Check(key, o.flags, o.version),
     Code.BATCH: _batch,
-    Code.DELETE_RANGE: lambda key, value, o, request, level, token: (Code.DELETE_RANGE, key, value, request),
-    Code.SCAN: lambda key, value, o, request, level, token: ((Code.SCAN, key, value, _limit(o), o.flags, level, token)),
-    Code.RANGE: lambda key, value, o, request, level, token: (
-        (Code.RANGE, key, value, _limit(o), o.flags, level, token)
-    ),
-    Code.SCAN_TOKENS: lambda key, value, o, request, level, token: (Code.SCAN_TOKENS, o.token, _limit(o), level),
-    Code.COUNT: lambda key, value, o, request, level, token: (Code.COUNT, b"", level),
+    Code.TRANSACT: _transact,
+    Code.DELETE_RANGE: lambda key, value, o, request, level, token: DeleteRange(key, value, request),
+    Code.SCAN: lambda key, value, o, request, level, token: Scan(key, value, _limit(o), o.flags, level, token),
+    Code.RANGE: lambda key, value, o, request, level, token: Range(key, value, _limit(o), o.flags, level, token),
+    Code.SCAN_TOKENS: lambda key, value, o, request, level, token: ScanTokens(o.token, _limit(o), level),
+    Code.COUNT: lambda key, value, o, request, level, token: Count(level=level),
 }
 
 

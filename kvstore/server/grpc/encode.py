@@ -6,7 +6,26 @@ from collections import deque
 from typing import Any
 
 from kvstore.errors import OutcomeUnknown, StoreError
-from kvstore.partition.state.commands import Code, Flag, Op, Record, Result
+from kvstore.partition.state.commands import (
+    Append,
+    Batch,
+    Count,
+    Delete,
+    DeleteRange,
+    Expire,
+    Flag,
+    Get,
+    Increment,
+    Meta,
+    Op,
+    Put,
+    Range,
+    Record,
+    Result,
+    Scan,
+    ScanTokens,
+    Transact,
+)
 from kvstore.partition.state.traits import READS, VERSIONED
 from kvstore.proto import compact, kv_pb2
 from kvstore.rpc.channels import MESSAGE_BYTES_MAX
@@ -16,8 +35,6 @@ MESSAGE_BYTES = 1 << 20
 """A message is sent when this many bytes have accumulated. A single result may exceed it."""
 RESULT_BYTES_MAX = 5 << 19
 """Maximum size in bytes of the result of one operation. Only a batch of many large reads can exceed it."""
-
-_GET = int(Code.GET)
 
 
 class AnswerColumns:
@@ -118,9 +135,9 @@ class Outbox:
                 columns.versions.append(result)
                 continue
             op = ops[place]
-            if self.bytes >= bytes_max and op[0] in READS:
+            if self.bytes >= bytes_max and op.code in READS:
                 result = full
-            if result is None and op[0] == _GET:
+            if result is None and op.__class__ is Get:
                 columns.absent.append(first + place)
             elif isinstance(result, StoreError):
                 columns.fail(first + place, result)
@@ -130,7 +147,7 @@ class Outbox:
                 columns = self._next(columns)
 
     def _add_large(self, columns: AnswerColumns, number: int, op: Op, result: Result) -> None:
-        if op[0] == _GET:
+        if op.__class__ is Get:
             columns.found.append(number)
             columns.records.append(result)
             size = len(result[0])
@@ -165,7 +182,7 @@ class Outbox:
         return columns
 
 
-def check_answer(message: kv_pb2.BatchResponse | kv_pb2.Answers) -> None:
+def check_answer(message: kv_pb2.BatchResponse | kv_pb2.TransactResponse | kv_pb2.Answers) -> None:
     """Raise OutcomeUnknown if the answer is larger than a message may be, because gRPC would report the call as
     refused. Before that, errors with the same reason are merged, because a refused operation must not be reported as
     unknown."""
@@ -198,6 +215,11 @@ def failure(error: StoreError, numbers: list[int]) -> kv_pb2.Failure:
     return kv_pb2.Failure(numbers=numbers, reason=reason, message=message, metadata=metadata)
 
 
+def position_message(position: tuple[str, int]) -> kv_pb2.Progress:
+    """Return the position of a transaction in one partition."""
+    return kv_pb2.Progress(partition=position[0], sequence=position[1])
+
+
 def record_message(record: tuple[bytes, int, int, int, int]) -> kv_pb2.Record:
     value, version, created, written_ms, expires_ms = record
     return kv_pb2.Record(value=value, version=version, created=created, written_ms=written_ms, expires_ms=expires_ms)
@@ -205,38 +227,42 @@ def record_message(record: tuple[bytes, int, int, int, int]) -> kv_pb2.Record:
 
 def result_message(op: Op, result: Result | StoreError) -> kv_pb2.Result:
     """Return the complete result of one operation as a message. Batches and rare operations use this form."""
-    if result.__class__ is int and op[0] in VERSIONED:
+    if result.__class__ is int and op.code in VERSIONED:
         return kv_pb2.Result(version=result)
     if isinstance(result, StoreError):
         return kv_pb2.Result(failure=failure(result, []))
     if result is None:
         return kv_pb2.Result()
-    match op[0]:
-        case Code.GET:
+    match op:
+        case Get():
             return kv_pb2.Result(version=result[1], record=record_message(result))
-        case Code.META:
+        case Meta():
             length, version, created, written_ms, expires_ms = result
             record = kv_pb2.Record(version=version, created=created, written_ms=written_ms, expires_ms=expires_ms)
             return kv_pb2.Result(version=version, integer=length, record=record)
-        case Code.PUT if op[4] & Flag.RETURN_OLD:
+        case Put() if op.flags & Flag.RETURN_OLD:
             applied, version, old = result
             return kv_pb2.Result(version=version, integer=int(applied), record=record_message(old) if old else None)
-        case Code.DELETE if op[2] & Flag.RETURN_OLD:
+        case Delete() if op.flags & Flag.RETURN_OLD:
             sequence, old = result
             return kv_pb2.Result(version=sequence, record=record_message(old) if old else None)
-        case Code.INCREMENT | Code.APPEND:
+        case Increment() | Append():
             return kv_pb2.Result(integer=result[0], version=result[1])
-        case Code.EXPIRE | Code.DELETE_RANGE | Code.COUNT:
+        case Expire() | DeleteRange() | Count():
             return kv_pb2.Result(integer=int(result))
-        case Code.BATCH:
-            return kv_pb2.Result(results=[result_message(*pair) for pair in zip(op[2], result, strict=True)])
-        case Code.SCAN:
+        case Transact():
+            results, positions = result
+            messages = [result_message(*pair) for pair in zip(op.ops, results, strict=True)]
+            return kv_pb2.Result(results=messages, positions=map(position_message, positions))
+        case Batch():
+            return kv_pb2.Result(results=[result_message(*pair) for pair in zip(op.ops, result, strict=True)])
+        case Scan():
             return _page(result[0], next=result[1])
-        case Code.RANGE:
-            return _range(op[4], *result)
-        case Code.SCAN_TOKENS:
+        case Range():
+            return _range(op.flags, *result)
+        case ScanTokens():
             return _page(result[0], next_token=result[1])
-    raise AssertionError(f"no message for the result of {op[0]}")
+    raise AssertionError(f"no message for the result of {op.code}")
 
 
 def _range(flags: int, found: Any, next: bytes | None) -> kv_pb2.Result:

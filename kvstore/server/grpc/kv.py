@@ -14,7 +14,7 @@ import grpc
 from kvstore.env import Env
 from kvstore.env.histogram import Histogram
 from kvstore.errors import OutcomeUnknown, Refused, StoreError, Unavailable
-from kvstore.partition.state.commands import Code, Flag, Op, Result
+from kvstore.partition.state.commands import Code, Delete, Flag, Get, Op, Put, Result
 from kvstore.partition.state.traits import check_options
 from kvstore.proto import kv_pb2, kv_pb2_grpc
 from kvstore.rpc.calls import check_cluster
@@ -29,6 +29,7 @@ from kvstore.server.grpc.decode import (
     check_numbers,
     check_operation_sizes,
     request_id,
+    transact_op,
 )
 from kvstore.server.grpc.encode import append_part, check_answer, record_message, result_message
 from kvstore.server.grpc.scan import one_page, scan_pages
@@ -41,7 +42,13 @@ from kvstore.server.routing.scan_slots import ScanSlots
 
 logger = logging.getLogger(__name__)
 Context = grpc.aio.ServicerContext[Any, Any]
-_METHODS: dict[object, str] = {Code.GET: "Get", Code.PUT: "Put", Code.DELETE: "Delete", Code.BATCH: "Batch"}
+_METHODS: dict[object, str] = {
+    Code.GET: "Get",
+    Code.PUT: "Put",
+    Code.DELETE: "Delete",
+    Code.BATCH: "Batch",
+    Code.TRANSACT: "Transact",
+}
 
 
 class KV(kv_pb2_grpc.KVServicer):
@@ -82,7 +89,7 @@ class KV(kv_pb2_grpc.KVServicer):
             check_operation_sizes(Code.GET, key, b"")
             check_level(request.level)
             partition = self._backend.topology.ring.partition_of(key)
-            op = (Code.GET, key, request.level, _token(request.token, partition))
+            op = Get(key, request.level, _token(request.token, partition))
             record = await self._in_time(op, request.ring_version, context)
         except StoreError as error:
             await abort(context, error)
@@ -94,8 +101,7 @@ class KV(kv_pb2_grpc.KVServicer):
             check_operation_sizes(Code.PUT, key, value)
             check_numbers(request.expires_ms, request.version)
             id = request_id(request.request)
-            op = (
-                Code.PUT,
+            op = Put(
                 key,
                 value,
                 request.expires_ms,
@@ -120,7 +126,7 @@ class KV(kv_pb2_grpc.KVServicer):
             check_operation_sizes(Code.DELETE, request.key, b"")
             check_numbers(request.version)
             flags = check_options(Code.DELETE, request.flags, version=request.version)
-            op = (Code.DELETE, request.key, flags, request.version, request_id(request.request))
+            op = Delete(request.key, flags, request.version, request_id(request.request))
             result = await self._in_time(op, request.ring_version, context, self._budgeted(flags))
         except StoreError as error:
             await abort(context, error)
@@ -140,7 +146,18 @@ class KV(kv_pb2_grpc.KVServicer):
             result = await self._in_time(
                 op, request.ring_version, context, BudgetedBackend(self._guarded(self._backend), self._sessions.batches)
             )
-            response = kv_pb2.BatchResponse(results=result_message(op, result).results, **self._seal(op[1]))
+            response = kv_pb2.BatchResponse(results=result_message(op, result).results, **self._seal(op.key))
+            check_answer(response)
+        except StoreError as error:
+            await abort(context, error)
+        return response
+
+    async def Transact(self, request: kv_pb2.BatchRequest, context: Context) -> kv_pb2.TransactResponse:
+        try:
+            op = transact_op(request.operations, request.flags, request_id(request.request))
+            backend = BudgetedBackend(self._guarded(self._backend), self._sessions.batches)
+            result = result_message(op, await self._in_time(op, request.ring_version, context, backend))
+            response = kv_pb2.TransactResponse(results=result.results, positions=result.positions, **self._seal(op.key))
             check_answer(response)
         except StoreError as error:
             await abort(context, error)
@@ -261,10 +278,10 @@ class KV(kv_pb2_grpc.KVServicer):
             async with asyncio.timeout(TIMEOUT_DEFAULT_MS / 1000):
                 return await ask(backend, op, ring_version=ring_version)
         except TimeoutError:
-            kind = Unavailable if op[0] == Code.GET else OutcomeUnknown
+            kind = Unavailable if op.__class__ is Get else OutcomeUnknown
             raise kind(f"no answer within {TIMEOUT_DEFAULT_MS} ms") from None
         finally:
-            self.histograms[_METHODS[op[0]]].add(now() - begun)
+            self.histograms[_METHODS[op.code]].add(now() - begun)
 
 
 def _token(token: Mapping[str, int], partition: str) -> int:

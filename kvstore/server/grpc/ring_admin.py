@@ -14,7 +14,7 @@ from kvstore.errors import InvalidRequest, NotLeader, StoreError
 from kvstore.meta.store import MetadataStore
 from kvstore.partition.election.leader_znode import Claims
 from kvstore.partition.election.ranking import Published
-from kvstore.partition.state.commands import Code, Level, Op, Result, Sink
+from kvstore.partition.state.commands import Count, Level, Op, Result, ScanTokens, Sink
 from kvstore.proto import admin_pb2
 from kvstore.ring import Member, Move, MoveId, MoveState, Ring, Rings
 from kvstore.ring import replicas as replica_steps
@@ -78,7 +78,7 @@ class RingAdmin:
         request with an id is applied only once."""
         step = proposal.step_of(request, self._servers(), self._env.clock.date_ms())
         before = self._source.rings.ring
-        if request.dry_run or request.action == admin_pb2.ChangeRingRequest.LOOK:
+        if request.dry_run or request.action == admin_pb2.ChangeRingRequest.SHOW:
             after = _checked(lambda: step(before))
             answer = await self._propose(before, after)
             answer.plan = plan_token(before, after)
@@ -229,20 +229,20 @@ class RingAdmin:
             starts.setdefault(span.owner, span.start + 1 if span.start < span.end else 0)
         asked: list[tuple[PartitionId, Op]] = []
         for partition in owning:
-            asked.append((partition, (Code.COUNT, b"", int(Level.STALE))))
+            asked.append((partition, Count(level=int(Level.STALE))))
             if sample:
                 asked.append((partition, _sample(starts[partition], Level.STALE)))
         answers = await self._ask_all(asked, within_s)
         long = [  # left to the leader (docs/protocol.md P37)
-            (partition, _sample(op[1], Level.LINEARIZABLE))
+            (partition, _sample(op.token, Level.LINEARIZABLE))
             for partition, op, result in answers
-            if op[0] == Code.SCAN_TOKENS and isinstance(result, NotLeader)
+            if isinstance(op, ScanTokens) and isinstance(result, NotLeader)
         ]
         answers += await self._ask_all(long, within_s)
         succeeded = [each for each in answers if not isinstance(each[2], StoreError)]
-        keys = {partition: result for partition, op, result in succeeded if op[0] == Code.COUNT}
+        keys = {partition: result for partition, op, result in succeeded if isinstance(op, Count)}
         sizes = {
-            partition: _record_bytes(result[0]) for partition, op, result in succeeded if op[0] == Code.SCAN_TOKENS
+            partition: _record_bytes(result[0]) for partition, op, result in succeeded if isinstance(op, ScanTokens)
         }
         return keys, sizes
 
@@ -279,7 +279,7 @@ class _CollectingSink(Sink):
 
 
 def _sample(token: int, level: Level) -> Op:
-    return (Code.SCAN_TOKENS, token, SAMPLE_KEYS, int(level), 0)
+    return ScanTokens(token, SAMPLE_KEYS, int(level), 0)
 
 
 def _record_bytes(items: Sequence[tuple[bytes, Any]]) -> float:

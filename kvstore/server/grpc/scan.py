@@ -10,7 +10,7 @@ from kvstore.client.core.fanout import PAGE_LIMIT_MAX
 from kvstore.client.core.scanning import Bounds, Merge
 from kvstore.env import Clock
 from kvstore.errors import InvalidRequest
-from kvstore.partition.state.commands import Code, Flag, Op, Record, Result
+from kvstore.partition.state.commands import Flag, Op, Range, Record, Result, Scan
 from kvstore.proto import kv_pb2
 from kvstore.proto.page_token import PageToken
 from kvstore.ring.ring import Ring
@@ -49,7 +49,7 @@ class KeyOrderScan:
         token: Mapping[str, int],
     ) -> None:
         self._backend, self._ask, self._level, self._token = backend, ask, level, token
-        self._flags, self._code = flags, Code.RANGE if flags & ~Flag.KEYS_ONLY else Code.SCAN
+        self._flags, self._kind = flags, Range if flags & ~Flag.KEYS_ONLY else Scan
         ring = backend.topology.ring
         self._routed = ring.routed
         self.merge: Merge[Record | None] = Merge(
@@ -79,7 +79,7 @@ class KeyOrderScan:
         known_ring = self._token.get(RING, 0)
         pages = []
         for partition, start, limit, end in asked.wanted():
-            op = (self._code, start, end, limit, self._flags, self._level, self._token.get(partition, 0))
+            op = self._kind(start, end, limit, self._flags, self._level, self._token.get(partition, 0))
             ring_version = known_ring if known_ring > ring.routed else 0
             pages.append((partition, await self._ask(op, PartitionId(partition), ring_version)))
         return ring.routed, asked, pages

@@ -10,15 +10,28 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from itertools import starmap
-from operator import itemgetter
-from typing import Any, TypeGuard
+from operator import attrgetter
+from typing import Any, ClassVar, TypeGuard
 
 from kvstore.env import Clock
 from kvstore.env.histogram import Histogram
 from kvstore.env.slow_log import SlowLog
 from kvstore.errors import InvalidRequest, OutcomeUnknown, Overloaded, StoreError, Unavailable
 from kvstore.limits import BATCH_OPS_MAX, KEY_BYTES_MAX
-from kvstore.partition.state.commands import NOT_NOW, Code, Flag, NotNow, Op, Record, Result, Sink
+from kvstore.partition.state.commands import (
+    NOT_NOW,
+    Batch,
+    Code,
+    Delete,
+    Flag,
+    NotNow,
+    Op,
+    Put,
+    Record,
+    Result,
+    Sink,
+    WriteOp,
+)
 from kvstore.partition.state.rows import record_of
 from kvstore.partition.state.traits import KEYLESS, READS
 from kvstore.proto import compact, kv_pb2
@@ -55,12 +68,21 @@ SWEEP_S = 0.05
 """Interval in seconds between two checks for lanes whose time is over."""
 Lane = kv_pb2.Lane | compact.CompactLane
 _FULL = Overloaded("the answers that wait to be sent are too large; try again")
-_NO_OP: Op = (0,)
-_BATCH, _GET, _PUT, _DELETE = int(Code.BATCH), int(Code.GET), int(Code.PUT), int(Code.DELETE)
 _RETURN_OLD = int(Flag.RETURN_OLD)
-_code_of, _flags_of = itemgetter(0), itemgetter(4)
-_ONE_GET = [_GET]
-_WITHOUT_KEY = KEYLESS | {_NO_OP[0]}
+_flags_of = attrgetter("flags")
+_PUTS = {Put}
+_GET = int(Code.GET)
+
+
+class _Malformed(WriteOp):
+    """Takes the place of a malformed operation of a lane."""
+
+    key: ClassVar[bytes] = b""
+
+
+_MALFORMED = _Malformed()
+_Malformed.code = 0
+_WITHOUT_KEY = KEYLESS | {_Malformed.code}
 
 
 class Unsent:
@@ -202,22 +224,18 @@ class FrameSession:
             return submit(ops, sink, range(len(ops)))
         for token, op in enumerate(ops):
             if isinstance(op, StoreError):
-                sink.ops[token] = _NO_OP
+                sink.ops[token] = _MALFORMED
                 sink.complete(token, op)
-            elif (
-                (code := op[0]) == _BATCH
-                or (code == _PUT and op[4] & _RETURN_OLD)
-                or (code == _DELETE and op[2] & _RETURN_OLD)
-            ):
+            elif op.ops or ((op.__class__ is Put or op.__class__ is Delete) and op.flags & _RETURN_OLD):
                 self._submit_counted(op, sink, token, ring_version)
             else:
-                submit((op,), sink, (token,), ring_version, partition if op[0] in KEYLESS else None)
+                submit((op,), sink, (token,), ring_version, partition if op.code in KEYLESS else None)
         sink.flush()
 
     def _submit_counted(self, op: Op, lane: _LaneSink, token: int, ring_version: int) -> None:
         """Submit an operation that may return values and cannot be repeated, if there is capacity for its values."""
         try:
-            if op[0] == _BATCH:
+            if isinstance(op, Batch):
                 check_one_partition(op, self._backend.topology.ring.partition_of)
             if self._outbox.bytes >= self._bytes_max() and read_bytes(op):
                 lane.complete(token, _FULL)
@@ -239,7 +257,7 @@ class FrameSession:
             ring = self._backend.topology.ring
             if ring.routed != lane.ring_version:
                 keyed = (lane.ops[token] for token, _ in done)
-                self._partitions.update(ring.partition_of(op[1]) for op in keyed if op[0] not in _WITHOUT_KEY)
+                self._partitions.update(ring.partition_of(op.key) for op in keyed if op.code not in _WITHOUT_KEY)
         if not lane.left:
             del self._lanes[lane.place]
             self._open_bytes -= lane.size
@@ -250,10 +268,10 @@ class FrameSession:
         self.wake()
 
     def _note_slow(self, lane: _LaneSink, took: float) -> None:
-        op = next((each for each in lane.ops if each[0] != _NO_OP[0]), _NO_OP)
-        key = op[1] if op[0] not in _WITHOUT_KEY else None
-        name = Code(op[0]).name if op[0] else "malformed"
-        self._slow.note("door", name, took, key=key, partition=lane.partition, operations=len(lane.ops))
+        op = next((each for each in lane.ops if each is not _MALFORMED), _MALFORMED)
+        key = op.key if op.code not in _WITHOUT_KEY else None
+        name = Code(op.code).name if op.code else "malformed"
+        self._slow.note("endpoint", name, took, key=key, partition=lane.partition, operations=len(lane.ops))
 
     def _bytes_max(self) -> int:
         """Return how many bytes of values may wait to be sent. One value always may."""
@@ -350,8 +368,8 @@ class FrameSession:
         """Return the error of an operation that has not ended in time. If its partition has no leader, the error
         says so."""
         topology = self._backend.topology
-        if not partition and op[0] not in _WITHOUT_KEY:
-            partition = topology.ring.partition_of(op[1])
+        if not partition and op.code not in _WITHOUT_KEY:
+            partition = topology.ring.partition_of(op.key)
         is_led = not partition or PartitionId(partition) in topology.leaders
         return _late(op, "" if is_led else f": partition {partition} has no leader")
 
@@ -466,25 +484,23 @@ def _count(lane: Lane) -> int:
 
 
 def _in_batches(lane: Lane) -> int:
-    """Return the number of operations inside a lane's batches. A batch with too many operations is refused before it
-    is decoded."""
+    """Return the number of operations inside a lane's batches and transactions. A batch with too many operations is
+    refused before it is decoded."""
     counts = (len(each.operations) for each in lane.options)
     return sum(count for count in counts if count <= BATCH_OPS_MAX)
 
 
 def _are_puts(ops: list[Op | StoreError]) -> TypeGuard[list[Op]]:
-    if isinstance(ops[0], StoreError) or ops[0][0] != _PUT:  # as for most other lanes
+    if ops[0].__class__ is not Put or set(map(type, ops)) != _PUTS:  # the first alone decides for most other lanes
         return False
-    if set(map(type, ops)) != {tuple} or list(map(_code_of, ops)).count(_PUT) != len(ops):  # type: ignore[arg-type]
-        return False
-    flags = set(map(_flags_of, ops))  # type: ignore[arg-type]
+    flags = set(map(_flags_of, ops))
     return flags == {0} or not any(each & _RETURN_OLD for each in flags)
 
 
 def _late(op: Op, why: str) -> StoreError:
-    if op[0] not in READS:
-        return OutcomeUnknown(f"no outcome within the frame's timeout{why}")
-    return Unavailable(f"no answer within the frame's timeout{why}")
+    if op.code not in READS:
+        return OutcomeUnknown(f"the server knew no outcome when the request timed out{why}")
+    return Unavailable(f"the server had no answer when the request timed out{why}")
 
 
 def stand_of(backend: Backend, clock: Clock, partition: str) -> tuple[int, int]:

@@ -11,13 +11,12 @@ import asyncio
 import json
 import math
 from collections.abc import Awaitable, Callable, Mapping
-from typing import NamedTuple, Protocol
-
-from aiohttp import web
+from typing import Protocol
 
 from kvstore.bookie import BookieState
 from kvstore.errors import StoreError
 from kvstore.meta.bookie_summary import BookieSummary
+from kvstore.rpc.http.messages import HttpResponse, text_response
 
 HEARTBEAT = "/heartbeat"
 _BOOKIE = "/api/v1/bookie"
@@ -50,15 +49,7 @@ class ShownBookie(Protocol):
         ...
 
 
-class AdminPage(NamedTuple):
-    """The response of one page."""
-
-    status: int
-    text: str
-    content_type: str = "text/plain"
-
-
-NO_BOOKIE = AdminPage(404, "404: this node has no bookie\n")
+NO_BOOKIE = text_response("404: this node has no bookie\n", 404)
 
 
 class BookkeeperPages:
@@ -67,8 +58,8 @@ class BookkeeperPages:
     def __init__(self, shown: ShownBookie, now: Callable[[], float]) -> None:
         self._shown, self._now = shown, now
         self._turn = asyncio.Lock()
-        self._kept, self._kept_until = AdminPage(503, ""), -math.inf
-        self._pages: Mapping[str, Callable[[], Awaitable[AdminPage]]] = {
+        self._kept, self._kept_until = text_response("", 503), -math.inf
+        self._pages: Mapping[str, Callable[[], Awaitable[HttpResponse]]] = {
             HEARTBEAT: self._heartbeat,
             f"{_BOOKIE}/is_ready": self._is_ready,
             f"{_BOOKIE}/state": self._state,
@@ -81,24 +72,23 @@ class BookkeeperPages:
         """Return the paths that this object serves."""
         return frozenset(self._pages)
 
-    async def answer(self, path: str) -> web.Response:
+    async def answer(self, path: str) -> HttpResponse:
         """Answer a request for one of `paths()`."""
-        page = await self._pages[path]()
-        return web.Response(status=page.status, text=page.text, content_type=page.content_type)
+        return await self._pages[path]()
 
-    async def _heartbeat(self) -> AdminPage:
+    async def _heartbeat(self) -> HttpResponse:
         faults = self._shown.not_live()
-        return AdminPage(503, "\n".join(faults) + "\n") if faults else AdminPage(200, "OK\n")
+        return text_response("\n".join(faults) + "\n", 503) if faults else text_response("OK\n")
 
-    async def _is_ready(self) -> AdminPage:
+    async def _is_ready(self) -> HttpResponse:
         state = self._shown.bookie_state()
         if state is None:
             return NO_BOOKIE
         if state.is_running and not state.is_stopping:
-            return AdminPage(200, "OK")
-        return AdminPage(503, "Bookie is not fully started yet")
+            return text_response("OK")
+        return text_response("Bookie is not fully started yet", 503)
 
-    async def _state(self) -> AdminPage:
+    async def _state(self) -> HttpResponse:
         state = self._shown.bookie_state()
         if state is None:
             return NO_BOOKIE
@@ -109,20 +99,20 @@ class BookkeeperPages:
             availableForHighPriorityWrites=state.takes_copies,
         )
 
-    async def _state_readonly(self) -> AdminPage:
+    async def _state_readonly(self) -> HttpResponse:
         state = self._shown.bookie_state()
         return NO_BOOKIE if state is None else _json(readOnly=state.is_readonly)
 
-    async def _info(self) -> AdminPage:
+    async def _info(self) -> HttpResponse:
         if self._shown.bookie_state() is None:
             return NO_BOOKIE
         try:
             total, free = self._shown.bookie_space()
         except (StoreError, OSError) as error:
-            return AdminPage(503, f"{error}\n")
+            return text_response(f"{error}\n", 503)
         return _json(freeSpace=free, totalSpace=total)
 
-    async def _cluster_info(self) -> AdminPage:
+    async def _cluster_info(self) -> HttpResponse:
         """Return the summary of the cluster. It is read at most once per CLUSTER_INFO_KEPT_S seconds for all
         requests. A failure is reused as well."""
         async with self._turn:
@@ -131,14 +121,14 @@ class BookkeeperPages:
                 self._kept_until = self._now() + CLUSTER_INFO_KEPT_S
             return self._kept
 
-    async def _read_cluster_info(self) -> AdminPage:
+    async def _read_cluster_info(self) -> HttpResponse:
         try:
             async with asyncio.timeout(CLUSTER_INFO_S):
                 found = await self._shown.cluster_info()
         except TimeoutError:
-            return AdminPage(503, f"the metadata store did not answer within {CLUSTER_INFO_S:g} s\n")
+            return text_response(f"the metadata store did not answer within {CLUSTER_INFO_S:g} s\n", 503)
         except StoreError as error:
-            return AdminPage(503, f"{error}\n")
+            return text_response(f"{error}\n", 503)
         return _json(
             auditorElected=found.auditor is not None,
             auditorId=found.auditor or "",
@@ -151,6 +141,8 @@ class BookkeeperPages:
         )
 
 
-def _json(**fields: bool | int | str) -> AdminPage:
+def _json(**fields: bool | int | str) -> HttpResponse:
     """Return the fields formatted as Apache's JSON printer does, because scripts search the text."""
-    return AdminPage(200, json.dumps(fields, indent=2, separators=(",", " : ")), "application/json")
+    return HttpResponse(
+        200, json.dumps(fields, indent=2, separators=(",", " : ")).encode(), content_type="application/json"
+    )

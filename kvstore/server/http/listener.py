@@ -8,27 +8,24 @@ not either: idle connections give way first, and the gateway may use only a part
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any, Protocol
+from typing import Protocol
 
 import orjson
-from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import ProcessCollector
 from prometheus_client.core import Metric
 
 from kvstore.env import Listener, Transport
 from kvstore.env.beat import Beat
-from kvstore.env.networks import KnownNetworks, network_of
-from kvstore.env.shares import Shares
+from kvstore.env.networks import KnownNetworks
 from kvstore.errors import PermissionDenied, StoreError, Unavailable
+from kvstore.rpc.http.connection import HttpServer
+from kvstore.rpc.http.messages import HttpRequest, HttpResponse, path_and_query, text_response
 from kvstore.server.access.http_authenticator import HttpAuthenticator
 from kvstore.server.gateway.answers import COMMON, error_reply
 from kvstore.server.gateway.gateway import Gateway
-from kvstore.server.gateway.requests import path_and_query
 from kvstore.server.gateway.routes import PREFIX, TEMPLATES
 from kvstore.server.http.bookkeeper_pages import PROBES, BookkeeperPages, ShownBookie
 from kvstore.server.http.exposition import exposition
@@ -38,19 +35,13 @@ from kvstore.server.ui.dashboard import Dashboard
 from kvstore.server.ui.node import node_page_of
 from kvstore.server.ui.pages import HEADERS, Pages
 
-HEADER_BYTES_MAX = 16_380
-"""Maximum size in bytes of the request line, which may hold a key with every byte percent-encoded, and of each
-header."""
-HEADERS_BYTES_MAX = 64 << 10
-"""Maximum size in bytes of all headers of a request, because they are read in one turn of the event loop."""
-CONNECTIONS_MAX = 512
+CONNECTIONS_MAX = 4096
 """Maximum number of connections. For one more, an idle connection is closed: the one that has been idle longest, of
 the network with the most idle connections."""
-SERVER_NAME = "kvstore"
-SILENT_S = 75.0
-"""Seconds after which a connection without a complete request is closed."""
-SHUTDOWN_S = 2.0
 CLUSTER = "/clusterz"
+ACCEPTED_NAMES_MAX = 1_000
+"""Maximum number of host names that are remembered as names of this node."""
+NO_GATEWAY = "the gateway is not available: the node is starting or stopping, or is not a server"
 HEALTH = frozenset(("/healthz", "/readyz", CLUSTER)) | PROBES
 """Pages for probes and load balancers, which have no certificate."""
 PAUSE_FACTOR, PAUSE_MIN_S = 9, 1.0
@@ -88,10 +79,8 @@ class Shown(ShownBookie, Protocol):
 class RequestTracer(Protocol):
     """Traces requests that name a parent span. Implemented by kvstore.server.tracing.calls.TracedPages."""
 
-    async def answer(
-        self, request: web.BaseRequest, answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
-        """Trace the call of `answer`, and return its response."""
+    async def answer(self, request: HttpRequest, answer: Callable[[HttpRequest], Awaitable[None]]) -> None:
+        """Trace the call of `answer`."""
         ...
 
 
@@ -106,7 +95,7 @@ class HttpListener:
         *,
         wants_certificate: bool = False,
         connections_max: int = CONNECTIONS_MAX,
-        note_refused: Callable[[web.BaseRequest, StoreError], None] = lambda request, error: None,
+        note_refused: Callable[[HttpRequest, StoreError], None] = lambda request, error: None,
         known: KnownNetworks | None = None,
     ) -> None:
         """With `wants_certificate`, all pages except health pages require a client certificate. `note_refused` is
@@ -132,7 +121,7 @@ class HttpListener:
         collected, process = Collected(shown, self._lag), ProcessCollector(namespace="", registry=None)
         self._measured = ThrottledPage(lambda: exposition(chain(collected.collect(), process.collect())), _loop_time)
         self._bookkeeper = BookkeeperPages(shown, _loop_time)
-        self._pages: dict[str, Callable[[web.BaseRequest], web.Response]] = {
+        self._pages: dict[str, Callable[[HttpRequest], HttpResponse]] = {
             "/": self._status,
             "/healthz": self._healthz,
             "/readyz": self._readyz,
@@ -141,54 +130,80 @@ class HttpListener:
             "/ui/ui.css": self._ui_file,
             "/ui/ui.js": self._ui_file,
         }
-        self._parts_of_ui: dict[str, Callable[[Dashboard, web.BaseRequest], Awaitable[web.StreamResponse]]] = {
+        self._parts_of_ui: dict[str, Callable[[Dashboard, HttpRequest], Awaitable[HttpResponse | None]]] = {
             "/ui": self._ui,
             "/ui/ledgers": self._ui_ledgers,
             "/ui/live": self._ui_live,
         }
-        self._runner: web.ServerRunner | None = None
+        self._accepted_names: set[tuple[str | None, str]] = set()
+        """Host names, each with the address of its client, that were checked."""
+        self._server: HttpServer | None = None
         self._listener: Listener | None = None
 
     async def open(self, address: str) -> None:
         """Start accepting connections. Raises OSError."""
-        connections = Connections(self._answer, self._connections_max, self._known)
-        self._runner = web.ServerRunner(connections, shutdown_timeout=SHUTDOWN_S)
-        await self._runner.setup()
-        self._listener = await self._transport.listen(address, connections, is_vital=True, is_lenient=True)
+        self._server = HttpServer(self._answer, self._connections_max, self._known)
+        self._listener = await self._transport.listen(address, self._server, is_vital=True, is_lenient=True)
         self._lag.start()
 
     async def close(self) -> None:
         self._lag.stop()
         if self._listener is not None:
             self._listener.close()
-        if self._runner is not None:
-            await self._runner.cleanup()
+        if self._server is not None:
+            await self._server.close()
 
     def paths(self) -> set[str]:
         """Return every path that the listener serves."""
         return {*self._pages, CLUSTER, *self._parts_of_ui, *self._bookkeeper.paths(), *TEMPLATES}
 
-    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _answer(self, request: HttpRequest) -> None:
         if self.traced is None:
-            return await self._page(request)
-        return await self.traced.answer(request, self._page)
+            await self._respond(request)
+        else:
+            await self.traced.answer(request, self._respond)
 
-    async def _page(self, request: web.BaseRequest) -> web.StreamResponse:
-        if request.path not in HEALTH and (self.authenticator is None or not self.authenticator.is_on):
-            try:
-                check_name(request.headers.get("Host"), request.remote or "", self.own_names())
-            except PermissionDenied as error:
-                self._note_refused(request, error)
-                return _error_response(error)
-        # The raw path: a key that contains `..` is not the page that its normalised path names.
-        if path_and_query(request.raw_path)[0].startswith(PREFIX):
-            return await self._through_gateway(request)
+    async def _respond(self, request: HttpRequest) -> None:
+        # The target as received: a key that contains `..` is not the page that its normalised path names.
+        path = path_and_query(request.target)[0]
+        is_below = path.startswith(PREFIX)
+        if (refusal := self._refusal_of_name(request, path)) is not None or (
+            is_below and (refusal := self._refusal_without_certificate(request)) is not None
+        ):
+            await request.respond(refusal)
+        elif is_below and self.gateway is not None:
+            await self.gateway.answer(request)
+        elif is_below:
+            await request.respond(_error_response(Unavailable(NO_GATEWAY)))
+        elif (response := await self._page(request)) is not None:
+            await request.respond(response)
+
+    def _refusal_of_name(self, request: HttpRequest, path: str) -> HttpResponse | None:
+        """Return the response that refuses a request for another host's name, while access control is off."""
+        if path in HEALTH or (self.authenticator is not None and self.authenticator.is_on):
+            return None
+        named = request.headers.get("host"), request.remote
+        if named in self._accepted_names:
+            return None
+        try:
+            check_name(*named, self.own_names())
+        except PermissionDenied as error:
+            self._note_refused(request, error)
+            return _error_response(error)
+        if len(self._accepted_names) >= ACCEPTED_NAMES_MAX:
+            self._accepted_names.clear()
+        self._accepted_names.add(named)
+        return None
+
+    async def _page(self, request: HttpRequest) -> HttpResponse | None:
+        """Return the page that a request asks for. The updates of the dashboard are streamed here; then the result is
+        None."""
         page, part_of_ui = self._pages.get(request.path), self._parts_of_ui.get(request.path)
         is_bookkeepers = request.path in self._bookkeeper.paths()
         if page is None and part_of_ui is None and request.path != CLUSTER and not is_bookkeepers:
-            return web.Response(text="404: Not Found", status=404)
+            return text_response("404: Not Found", 404)
         if request.method not in ("GET", "HEAD"):
-            return web.Response(text="405: Method Not Allowed", status=405, headers={"Allow": "GET,HEAD"})
+            return text_response("405: Method Not Allowed", 405, {"Allow": "GET,HEAD"})
         if request.path not in HEALTH and (without := self._refusal_without_certificate(request)) is not None:
             return without
         if (
@@ -205,46 +220,35 @@ class HttpListener:
         if part_of_ui is None or self.dashboard is None:
             if request.path == "/ui":
                 return self._ui_node(request, status=503)
-            return web.Response(
-                text="503: the dashboard is not available: the node is starting, or is not a server\n", status=503
-            )
+            return text_response("503: the dashboard is not available: the node is starting, or is not a server\n", 503)
         return await part_of_ui(self.dashboard, request)
 
-    async def _through_gateway(self, request: web.BaseRequest) -> web.StreamResponse:
-        if (refusal := self._refusal_without_certificate(request)) is not None:
-            return refusal
-        if self.gateway is None:
-            return _error_response(
-                Unavailable("the gateway is not available: the node is starting or stopping, or is not a server")
-            )
-        return await self.gateway.answer(request)
-
-    def _refusal_without_certificate(self, request: web.BaseRequest) -> web.Response | None:
-        if not self._wants_certificate or _shows_certificate(request):
+    def _refusal_without_certificate(self, request: HttpRequest) -> HttpResponse | None:
+        if not self._wants_certificate or request.connection.certificate:
             return None
         error = PermissionDenied(
             "expected a client certificate, got none; without one only the health pages are available"
         )
         self._note_refused(request, error)
-        return web.Response(text=f"403: {error}\n", status=403)
+        return text_response(f"403: {error}\n", 403)
 
-    async def _ui(self, dashboard: Dashboard, _: web.BaseRequest) -> web.Response:
+    async def _ui(self, dashboard: Dashboard, _: HttpRequest) -> HttpResponse:
         return await dashboard.page()
 
-    async def _ui_ledgers(self, dashboard: Dashboard, request: web.BaseRequest) -> web.Response:
-        partition = request.query.get("partition", "")
+    async def _ui_ledgers(self, dashboard: Dashboard, request: HttpRequest) -> HttpResponse:
+        partition = request.parameter("partition")
         if not partition:
-            return web.Response(text="400: expected ?partition=ID, for example p1, got none\n", status=400)
+            return text_response("400: expected ?partition=ID, for example p1, got none\n", 400)
         return await dashboard.ledgers(partition)
 
-    def _ui_file(self, request: web.BaseRequest) -> web.Response:
+    def _ui_file(self, request: HttpRequest) -> HttpResponse:
         return self.pages.file(request.path.rpartition("/")[2])
 
-    def _ui_node(self, _: web.BaseRequest, *, status: int = 200) -> web.Response:
+    def _ui_node(self, _: HttpRequest, *, status: int = 200) -> HttpResponse:
         context = node_page_of(self._shown.status(), has_dashboard=self.dashboard is not None)
         return self.pages.html("node.html", context, status=status)
 
-    async def _ui_live(self, dashboard: Dashboard, request: web.BaseRequest) -> web.StreamResponse:
+    async def _ui_live(self, dashboard: Dashboard, request: HttpRequest) -> HttpResponse | None:
         """Stream the updates of the dashboard. The user's permissions are checked before each update, because they
         may be revoked while the page is open."""
 
@@ -253,144 +257,43 @@ class HttpListener:
 
         return await dashboard.live(request, may_go_on)
 
-    def _status(self, request: web.BaseRequest) -> web.Response:
+    def _status(self, request: HttpRequest) -> HttpResponse:
         """Redirect clients that accept HTML, as browsers do, to the dashboard. All other clients get JSON."""
-        if "text/html" in request.headers.get("Accept", ""):
-            return web.Response(status=303, headers={**HEADERS, "Location": "/ui"})
+        if "text/html" in (request.headers.get("accept") or ""):
+            return HttpResponse(303, b"", {**HEADERS, "Location": "/ui"})
         body = orjson.dumps(self._shown.status(), default=str, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS)
-        return web.Response(body=body, content_type="application/json")
+        return HttpResponse(200, body, content_type="application/json")
 
-    def _healthz(self, _: web.BaseRequest) -> web.Response:
+    def _healthz(self, _: HttpRequest) -> HttpResponse:
         """Report to supervisors whether the process is alive. A process that fails this check must be restarted."""
         return _ok_unless(self._shown.not_live())
 
-    def _readyz(self, _: web.BaseRequest) -> web.Response:
+    def _readyz(self, _: HttpRequest) -> HttpResponse:
         """Report to load balancers whether this server itself is ready."""
         return _ok_unless(self._shown.not_ready())
 
-    async def _clusterz(self) -> web.Response:
+    async def _clusterz(self) -> HttpResponse:
         """Report whether the whole cluster serves. If this node already knows a problem, it does not ask other
         nodes."""
         leaderless = [f"partition {each} has no leader" for each in self._shown.leaderless()]
         own = [*self._shown.not_ready(), *leaderless]
         return _ok_unless(own or await self._shown.unserved())
 
-    def _metrics(self, _: web.BaseRequest) -> web.Response:
-        return web.Response(body=self._measured.take(), content_type="text/plain", charset="utf-8")
+    def _metrics(self, _: HttpRequest) -> HttpResponse:
+        return HttpResponse(200, self._measured.take())
 
 
 def _loop_time() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _error_response(error: StoreError) -> web.Response:
+def _error_response(error: StoreError) -> HttpResponse:
     reply = error_reply(error)
-    headers = {**COMMON, **reply.headers}
-    return web.Response(status=reply.status, body=reply.body, headers=headers, content_type=reply.content_type)
+    return reply._replace(headers={**COMMON, **reply.headers})
 
 
-def _ok_unless(faults: Sequence[str]) -> web.Response:
-    return web.Response(text="\n".join(faults or ["ok"]) + "\n", status=503 if faults else 200)
-
-
-def _shows_certificate(request: web.BaseRequest) -> bool:
-    """Return True if the client has presented a certificate, which the handshake has verified."""
-    return request.transport is not None and bool(request.transport.get_extra_info("peercert"))
-
-
-class NodeRequest(web.BaseRequest):
-    """A request whose responses name the program, and not the versions of its libraries."""
-
-    async def _prepare_hook(self, response: web.StreamResponse) -> None:
-        response.headers["Server"] = SERVER_NAME
-
-
-class Connections(web.Server):
-    """The HTTP connections of the port. Their number is limited."""
-
-    def __init__(
-        self,
-        answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
-        connections_max: int,
-        known: KnownNetworks,
-    ) -> None:
-        super().__init__(
-            self._handle,
-            request_factory=_request,
-            access_log=None,
-            logger=_own_faults(),
-            max_line_size=HEADER_BYTES_MAX,
-            max_field_size=HEADER_BYTES_MAX,
-            keepalive_timeout=SILENT_S,
-            auto_decompress=False,  # a few compressed bytes may become very many
-        )
-        self._answer, self._connections_max = answer, connections_max
-        self._idle: Shares[asyncio.Transport] = Shares(known)
-        """Connections without a request in flight."""
-        self._busy: Shares[asyncio.Transport] = Shares(known)
-        """Connections with a request in flight."""
-
-    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
-        super().connection_made(handler, transport)
-        self._idle.add(transport, _network(transport))
-        if len(self._idle) + len(self._busy) > self._connections_max:
-            gone = self._idle.first_to_go()
-            if gone is transport:  # every other connection is busy
-                gone = self._busy.displaced_by(_network(transport)) or transport
-            assert gone is not None, "the new connection is idle"
-            self._forget(gone)
-            gone.abort()
-
-    def _forget(self, transport: asyncio.Transport) -> None:
-        self._idle.discard(transport)
-        self._busy.discard(transport)
-
-    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
-        super().connection_lost(handler, exc)
-        if handler.transport is not None:
-            self._forget(handler.transport)
-
-    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        size = sum(len(name) + len(value) for name, value in request.raw_headers)
-        if size > HEADERS_BYTES_MAX:
-            text = f"431: expected at most {HEADERS_BYTES_MAX} bytes of headers, got {size}\n"
-            refusal = web.Response(text=text, status=431)
-            refusal.force_close()
-            return refusal
-        transport = request.transport
-        if transport is None or not self._idle.discard(transport):
-            return await self._answer(request)
-        self._busy.add(transport, _network(transport))
-        try:
-            return await self._answer(request)
-        finally:
-            if self._busy.discard(transport):
-                self._idle.add(transport, _network(transport))
-
-
-def _request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> NodeRequest:
-    return NodeRequest(message, payload, protocol, writer, task, asyncio.get_running_loop())
-
-
-def _network(transport: asyncio.Transport) -> str:
-    return network_of(str((transport.get_extra_info("peername") or ("?", 0))[0]))
-
-
-class _OwnFault(logging.Filter):
-    """Passes errors of this program to the log. Malformed requests are answered to the client; a traceback for each
-    would fill the log."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
-
-
-def _own_faults() -> logging.Logger:
-    logger = logging.getLogger(f"{__name__}.requests")
-    logger.addFilter(_OWN_FAULT)
-    return logger
-
-
-_OWN_FAULT = _OwnFault()
+def _ok_unless(faults: Sequence[str]) -> HttpResponse:
+    return text_response("\n".join(faults or ["ok"]) + "\n", 503 if faults else 200)
 
 
 class ThrottledPage:

@@ -101,6 +101,10 @@ METRICS: dict[str, tuple[Declaration, ...]] = {
             "process_connections_plain_calls_total",
             "Number of connections that this node opened without TLS because the other side seemed to have none.",
         ),
+        counter(
+            "process_handshakes_unknown_total",
+            "Number of TLS handshakes that began for networks that had not authenticated, on all ports except gRPC.",
+        ),
         counter("process_grpc_connections_plain_total", "Number of connections accepted without TLS on the gRPC port."),
         gauge("process_tls_required", "1 if TLS is required, 0 if it is preferred."),
         counter("process_log_warnings_total", "Number of warnings logged, including omitted ones."),
@@ -119,7 +123,7 @@ METRICS: dict[str, tuple[Declaration, ...]] = {
         gauge("process_loop_silence_seconds", "Time since the event loop last turned."),
         gauge(
             "process_disk_silence_seconds",
-            "Longest time of a data directory in which its disk has not completed a pending write.",
+            "Longest time, over all data directories, for which a pending write has not been completed.",
         ),
         counter(
             "process_log_lines_dropped_total",
@@ -201,7 +205,7 @@ METRICS: dict[str, tuple[Declaration, ...]] = {
         counter("bookie_reclaimed_bytes_total", "Number of bytes of disk space freed."),
         counter("bookie_rewritten_bytes_total", "Number of bytes moved out of sparse files to free them."),
         counter(
-            "bookie_unheard_ledgers_total",
+            "bookie_unassigned_ledgers_total",
             "Number of times that a ledger was kept whose id the metadata store has yet to assign: the store is an "
             "older copy.",
         ),
@@ -222,17 +226,17 @@ METRICS: dict[str, tuple[Declaration, ...]] = {
         histogram("bookie_group_records", "Records confirmed by one sync of the journal."),
     ),
     "Auto-recovery worker": (
-        gauge("autorecovery_enabled", "1 while auto-recovery is enabled, as this worker last saw it."),
+        gauge("autorecovery_enabled", "1 if auto-recovery was enabled when this worker last read the setting."),
         gauge(
             "autorecovery_ledgers_marked",
-            "Ledgers marked as under-replicated: the backlog, as this worker last saw it.",
+            "Ledgers marked as under-replicated when this worker last read the marks: the backlog.",
         ),
-        gauge("autorecovery_ledgers_mending", "Marked ledgers that this worker is repairing."),
+        gauge("autorecovery_ledgers_repairing", "Marked ledgers that this worker is repairing."),
         gauge(
             "autorecovery_ledgers_unreadable",
             "Marked ledgers with entries of which this worker found no intact copy; its log names them.",
         ),
-        counter("autorecovery_ledgers_mended_total", "Number of ledgers whose mark this worker removed."),
+        counter("autorecovery_ledgers_repaired_total", "Number of ledgers whose mark this worker removed."),
         counter(
             "autorecovery_attempts_failed_total",
             "Number of attempts that left a ledger marked: it has a leader, no bookie is spare, or an error occurred.",
@@ -250,7 +254,7 @@ METRICS: dict[str, tuple[Declaration, ...]] = {
         ),
     ),
     "Auditor": (
-        gauge("auditor_in_office", "1 if this node is the auditor of the cluster."),
+        gauge("auditor_active", "1 if this node is the auditor of the cluster."),
         gauge(
             "auditor_enabled",
             "1 while the auditor sees auto-recovery enabled; 0 on nodes that are not the auditor.",
@@ -331,7 +335,7 @@ METRICS: dict[str, tuple[Declaration, ...]] = {
         counter("server_login_hashes_total", "Number of passwords hashed. A verified login is not hashed again."),
         gauge("server_logins_pending", "Logins that wait for their password to be hashed."),
         counter(
-            "server_slow_door_total",
+            "server_slow_endpoint_total",
             "Number of gRPC and timed Redis operations that took longer than `[server] slow_ms` at their front end.",
         ),
         counter(
@@ -505,7 +509,7 @@ METRICS: dict[str, tuple[Declaration, ...]] = {
         ),
         counter(
             "partition_move_copies_wrong_total",
-            "Number of copies of a moving range that differed from its count and were made again.",
+            "Number of copies of a moving range that differed from its count and were repeated.",
             "partition",
         ),
         gauge(
@@ -539,6 +543,67 @@ METRICS: dict[str, tuple[Declaration, ...]] = {
         gauge(
             "partition_leading_lease_left_seconds",
             "Remaining time of the log lease, in which the leader may answer reads alone; 0 without reads.",
+            "partition",
+        ),
+        gauge("partition_leading_locked", "Writes that wait because a transaction holds their keys.", "partition"),
+        gauge("partition_leading_reads_held", "Reads that wait because a transaction holds their keys.", "partition"),
+        gauge(
+            "partition_leading_intents",
+            "Intents of transactions on keys of the partition: the transactions are not yet known to have ended.",
+            "partition",
+        ),
+        gauge(
+            "partition_leading_decisions",
+            "Committed transactions of which some participant has not yet confirmed that it knows.",
+            "partition",
+        ),
+        gauge("partition_leading_oldest_intent_seconds", "Age of the oldest intent; 0 if there is none.", "partition"),
+        gauge(
+            "partition_leading_oldest_decision_seconds", "Age of the oldest decision; 0 if there is none.", "partition"
+        ),
+        gauge(
+            "partition_leading_transactions_running",
+            "Transactions over several partitions whose home is here and that are not decided.",
+            "partition",
+        ),
+        gauge(
+            "partition_leading_transactions_outcomes",
+            "Committed transactions of which this leader informs the participants now.",
+            "partition",
+        ),
+        gauge(
+            "partition_leading_transactions_questions",
+            "Questions to other partitions about the outcome of transactions, in flight.",
+            "partition",
+        ),
+        counter(
+            "partition_leading_transactions_attempts_total",
+            "Number of transactions over several partitions begun here in this leadership.",
+            "partition",
+        ),
+        counter(
+            "partition_leading_transactions_committed_total",
+            "Number of transactions over several partitions committed here in this leadership.",
+            "partition",
+        ),
+        counter(
+            "partition_leading_transactions_dropped_total",
+            "Number of transactions over several partitions aborted here in this leadership, for any reason.",
+            "partition",
+        ),
+        counter(
+            "partition_leading_transactions_conflicts_total",
+            "Number of those that were aborted because another transaction held a key.",
+            "partition",
+        ),
+        counter(
+            "partition_leading_transactions_resolved_total",
+            "Number of intents of the partition that were resolved in this leadership.",
+            "partition",
+        ),
+        counter(
+            "partition_leading_transactions_asked_total",
+            "Number of questions sent to other partitions about the outcome of transactions.",
             "partition",
         ),
         gauge("partition_leading_retry_clients", "Clients in the retry table.", "partition"),
@@ -576,7 +641,12 @@ METRICS: dict[str, tuple[Declaration, ...]] = {
         ),
         gauge(
             "partition_log_ledgers_lacking_copies",
-            "Ledgers of the log that are under-replicated or have a bookie that is down, as the leader last saw.",
+            "Ledgers of the log that were under-replicated or had a bookie down when the leader last checked.",
+            "partition",
+        ),
+        gauge(
+            "partition_log_ledgers_at_risk",
+            "Ledgers of the log with an entry that had fewer copies than the ack quorum when the leader last checked.",
             "partition",
         ),
         gauge(
@@ -587,7 +657,7 @@ METRICS: dict[str, tuple[Declaration, ...]] = {
         ),
         counter(
             "partition_log_copies_made_total",
-            "Number of entry copies of the open ledger that its leader made again.",
+            "Number of entry copies of the open ledger that its leader recreated.",
             "partition",
         ),
         gauge(

@@ -9,10 +9,10 @@ requires access control, or the setting `insecure`, and probes and scrapers use 
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Collection
 from urllib.parse import urlsplit
 
+from kvstore.env.dns.names import is_address
 from kvstore.env.networks import is_loopback
 from kvstore.errors import PermissionDenied
 
@@ -29,17 +29,9 @@ def check_name(host_header: str | None, caller: str, own: Collection[str]) -> No
         host = (urlsplit(f"//{host_header}").hostname or "").removesuffix(".")
     except ValueError:
         host = ""
-    if is_loopback(host) or _is_address(host) or host.endswith(LOCAL_DOMAIN) or host in own:
+    if is_loopback(host) or is_address(host) or host.endswith(LOCAL_DOMAIN) or host in own:
         return
     raise PermissionDenied(
         "expected this machine's address, localhost or the node's name in Host while access control is off, "
         f"got {host_header[:60]!r}"
     )
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

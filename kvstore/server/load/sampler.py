@@ -54,8 +54,8 @@ class Tap:
 
     def submit(self, ops: Sequence[Op], sink: Sink, tokens: Sequence[int]) -> None:
         for op in ops[: BURST - len(self.seen)]:
-            if op[0] <= _KEYED_MAX:
-                self.see(op[1], 0 if op[0] in POINT_READS else len(op[1]) + written_bytes(op))
+            if op.code <= _KEYED_MAX:
+                self.see(op.key, 0 if op.code in POINT_READS else len(op.key) + written_bytes(op))
         self._replica.submit(ops, sink, tokens)
 
     def read_now(
@@ -111,7 +111,7 @@ class LoadSampler:
         """True if operations have arrived since the last check."""
 
     def start(self) -> None:
-        self._nursery.spawn(self._poll(), name="look")
+        self._nursery.spawn(self._poll(), name="poll")
 
     async def close(self) -> None:
         await self._nursery.close()
@@ -148,9 +148,9 @@ class LoadSampler:
                 await asyncio.sleep(TICK_S * (0.5 + self._env.random.random()))
             else:
                 await self._env.beat.rest(IDLE_S)
-            self.look()
+            self.poll()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Start new bursts, and record how many operations have been answered."""
         self._has_seen = False
         leading = self._hosted.leading()

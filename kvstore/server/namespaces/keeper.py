@@ -149,14 +149,14 @@ class Keeper:
     async def _keep(self) -> None:
         while True:
             if self.book.prefixes.all:
-                self.look()
+                self.poll()
                 await self._env.beat.rest(TICK_S)
             else:
                 self._changed.clear()
                 await self._changed.wait()
 
     # docs/protocol.md N2
-    def look(self) -> None:
+    def poll(self) -> None:
         """Count, exchange usage with the other servers, and distribute the rates. No step waits for another, because
         counting can take minutes."""
         self.book.keep_only(set(self._partitions()))

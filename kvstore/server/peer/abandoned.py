@@ -14,7 +14,7 @@ from collections.abc import Callable
 from kvstore.errors import Overloaded
 from kvstore.server.peer.flow_control import OPERATION_TIMEOUT_S, FlowControl
 
-LOOK_S = 0.5
+CHECK_S = 0.5
 """Interval in seconds of the check while operations wait."""
 REASON = Overloaded(
     f"the operation waited for {OPERATION_TIMEOUT_S:g} s behind others of its partition and was not started"
@@ -26,14 +26,14 @@ class Abandoned:
 
     def __init__(self, flow: FlowControl, now: Callable[[], float], begin: Callable[[], None]) -> None:
         self._flow, self._now, self._begin = flow, now, begin
-        self._looks: deque[tuple[float, int]] = deque()
+        self._samples: deque[tuple[float, int]] = deque()
         """The time of each check, and the number of the newest operation that was waiting then."""
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self) -> None:
         """Check regularly until no operation waits."""
         if self._timer is None:
-            self._look()
+            self._check()
 
     def end(self) -> None:
         """Stop checking, because the link was lost."""
@@ -41,15 +41,15 @@ class Abandoned:
             self._timer.cancel()
             self._timer = None
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._timer, now = None, self._now()
         if not self._flow.waiting:
-            self._looks.clear()
+            self._samples.clear()
             return
-        self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+        self._timer = asyncio.get_running_loop().call_later(CHECK_S, self._check)
         before = self._flow.abandoned
-        while self._looks and now - self._looks[0][0] >= OPERATION_TIMEOUT_S:
-            self._flow.abandoned = self._looks.popleft()[1]
-        self._looks.append((now, self._flow.newest()))
+        while self._samples and now - self._samples[0][0] >= OPERATION_TIMEOUT_S:
+            self._flow.abandoned = self._samples.popleft()[1]
+        self._samples.append((now, self._flow.newest()))
         if self._flow.abandoned > before:
             self._begin()

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from kvstore.partition.state.commands import Code, Flag, Op
+from kvstore.partition.state.commands import Batch, Delete, Flag, Get, Op, Put, Range, Scan, ScanTokens, Transact
 from kvstore.partition.state.traits import POINT_READS
 from kvstore.server.routing.large_reads import LARGE_BYTES
 from kvstore.types import PartitionId
@@ -38,9 +38,8 @@ Waiting = tuple[PartitionId, Op, int, int, int]
 """A waiting operation: its partition, the operation, its number, its ring version, and the number of result frames
 that its sender had received."""
 
-_GET, _PUT = int(Code.GET), int(Code.PUT)
 _RETURN_OLD = int(Flag.RETURN_OLD)
-_SCANS = frozenset((int(Code.SCAN), int(Code.RANGE), int(Code.SCAN_TOKENS)))
+_SCANS = frozenset((Scan, Range, ScanTokens))
 """Operations whose results may be as large as allowed, and which need no order."""
 
 
@@ -79,7 +78,7 @@ class _PartitionQueues:
 
     def add_large(self, read: Waiting) -> None:
         """Queue the read in `large`, behind all earlier reads there."""
-        key = read[1][1]
+        key = read[1].key
         self.apart[key] = self.apart.get(key, 0) + 1
         self.large.waiting.append(read)
 
@@ -120,13 +119,13 @@ class FlowControl:
         known, before = queues.large_keys, len(writes) + len(reads) + len(scans) + len(queues.large.waiting)
         for each in operations:
             op = each[1]
-            if op[0] in POINT_READS:
-                if not reads and (known or queues.apart) and queues.is_for_large(op[1]):
+            if op.code in POINT_READS:
+                if not reads and (known or queues.apart) and queues.is_for_large(op.key):
                     queues.add_large(each)
                 else:
                     reads.append(each)  # `take` checks again, because reads before it may be for the same key
             else:
-                (scans if op[0] in _SCANS else writes).append(each)
+                (scans if op.__class__ in _SCANS else writes).append(each)
         self.waiting += len(writes) + len(reads) + len(scans) + len(queues.large.waiting) - before
 
     def take(self) -> Iterator[Waiting]:
@@ -139,20 +138,20 @@ class FlowControl:
                 waiting, are_reads = queue.waiting, queue is queues.reads
                 while waiting and not self.is_held:
                     _, op, number, _, _ = waiting[0]
-                    code = op[0]
-                    if are_reads and (queues.large_keys or queues.apart) and queues.is_for_large(op[1]):
+                    if are_reads and (queues.large_keys or queues.apart) and queues.is_for_large(op.key):
                         queues.add_large(
                             waiting.popleft()
                         )  # moved once each, because searching all reads for a key takes longer
                         continue
-                    values = 1 if code == _GET else values_of(op) if code != _PUT or op[4] & _RETURN_OLD else 0
+                    is_get = op.__class__ is Get
+                    values = 1 if is_get else values_of(op) if op.__class__ is not Put or op.flags & _RETURN_OLD else 0
                     if values and number > self.abandoned:
                         if queue.values and queue.values + values > queue.values_max:
                             break
                         queue.values += values
-                        self.under_way[number] = (queue, values, op[1] if code == _GET else b"")
+                        self.under_way[number] = (queue, values, op.key if is_get else b"")
                     if queue is queues.large:
-                        queues.no_more_apart(op[1])
+                        queues.no_more_apart(op.key)
                     self.waiting -= 1
                     yield waiting.popleft()
 
@@ -160,10 +159,10 @@ class FlowControl:
         """Return the number of the newest waiting operation, or 0 if none waits."""
         return max((waiting[-1][2] for waiting in self._all_waiting()), default=0)
 
-    def oldest(self, heard: int) -> int:
+    def oldest(self, received: int) -> int:
         """Return the number of result frames that the sender of the oldest waiting operation had received when it
-        sent the operation; `heard` if none waits."""
-        return min((waiting[0][4] for waiting in self._all_waiting()), default=heard)
+        sent the operation; `received` if none waits."""
+        return min((waiting[0][4] for waiting in self._all_waiting()), default=received)
 
     def _all_waiting(self) -> Iterator[deque[Waiting]]:
         return (queue.waiting for queues in self._by_partition.values() for queue in queues.all if queue.waiting)
@@ -194,15 +193,15 @@ class FlowControl:
 
 def values_of(op: Op) -> int:
     """Return the maximum size of an operation's result, in units of the largest value."""
-    match op[0]:
-        case Code.GET | Code.SCAN | Code.RANGE:
+    match op:
+        case Get() | Scan() | Range():
             return 1
-        case Code.PUT:
-            return int(bool(op[4] & _RETURN_OLD))
-        case Code.DELETE:
-            return int(bool(op[2] & _RETURN_OLD))
-        case Code.BATCH:
-            return min(sum(map(values_of, op[2])), _BATCH_VALUES_MAX)
-        case Code.SCAN_TOKENS:
+        case Put():
+            return int(bool(op.flags & _RETURN_OLD))
+        case Delete():
+            return int(bool(op.flags & _RETURN_OLD))
+        case Batch() | Transact():
+            return min(sum(map(values_of, op.ops)), _BATCH_VALUES_MAX)
+        case ScanTokens():
             return _BATCH_VALUES_MAX
     return 0

@@ -7,7 +7,7 @@
 Each side of a link decodes with types and bounds (lengths, codes, counts) before it acts. Anything else raises
 FrameError and ends the link. From link version 3 on, unknown trailing fields are ignored: new fields come last, have a
 default, and are sent only on such links (docs/protocol.md V3). Columns keep thousands of operations to a few
-microseconds: the common operations are decoded directly into the tuples that partitions take.
+microseconds: the common operations are decoded directly into the classes that partitions take.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import operator
 import struct
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
@@ -23,22 +23,16 @@ from msgspec.msgpack import Decoder, Encoder, Ext
 
 from kvstore import errors
 from kvstore.errors import InvalidRequest, OutcomeUnknown, StoreError
-from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
-from kvstore.partition.state.commands import Code, Op, RequestId
-from kvstore.partition.state.traits import IN_BATCH, KEYLESS
+from kvstore.partition.state.commands import Get, Op, Put
+from kvstore.partition.state.traits import IN_BATCH
 
 FRAME_BYTES_MAX = 32 << 20
 HEADER = struct.Struct(">I")
 BODY_BYTES_MAX = 8 << 20
 """Maximum size in bytes of the body of a call between replicas and of its answer."""
 
-_Key = Annotated[bytes, Meta(min_length=1, max_length=KEY_BYTES_MAX)]
-_Value = Annotated[bytes, Meta(max_length=VALUE_BYTES_MAX)]
 _Id = Annotated[int, Meta(ge=0)]
 _Name = Annotated[str, Meta(min_length=1, max_length=128)]
-_Level = Annotated[int, Meta(ge=0, le=3)]
-_Get = tuple[Literal[1], _Key, _Level, int]
-_Put = tuple[Literal[3], _Key, _Value, int, int, int, RequestId | None]
 _ERROR_EXT = 1
 
 
@@ -46,16 +40,18 @@ class Lane(Struct, array_like=True):
     """Operations on one partition, with the sender's numbers."""
 
     partition: _Name
-    gets: list[tuple[_Id, _Get]] = []
-    puts: list[tuple[_Id, _Put]] = []
-    others: list[tuple[_Id, tuple[Any, ...]]] = []
+    gets: list[tuple[_Id, Get]] = []
+    puts: list[tuple[_Id, Put]] = []
+    others: list[tuple[_Id, Any]] = []
+    """Operations of the rarer kinds. The receiver decodes them one by one, so that it refuses only those that are
+    malformed or that it does not know."""
 
     def in_order(self) -> tuple[list[tuple[int, Op]], list[tuple[int, InvalidRequest]]]:
         """Return all operations in the order of their submission, and the errors of operations of the rarer kinds
         that are invalid."""
-        if not self.puts and not self.others:
-            return self.gets, []
         good: list[tuple[int, Op]] = [*self.gets, *self.puts]
+        if not self.puts and not self.others:
+            return good, []
         bad: list[tuple[int, InvalidRequest]] = []
         for number, op in self.others:
             try:
@@ -71,7 +67,7 @@ class Operations(Struct, array_like=True, tag=1):
 
     ring_version: int
     lanes: list[Lane]
-    heard: _Id = 0
+    received: _Id = 0
     """Number of result frames that the sender had received. Operations that were sent before the sender received a
     refusal are refused too, so that a partition's operations are executed in the order in which they reached the
     sender."""
@@ -180,69 +176,16 @@ class Frames:
 
 # ── the rarer operations ──────────────────────────────────────────────────────────────────────────────────────────────
 
-_INT, _BYTES = int, bytes
-_SHAPES: dict[int, tuple[type, ...]] = {
-    Code.GET: (_INT, _BYTES, _INT, _INT),
-    Code.META: (_INT, _BYTES, _INT, _INT),
-    Code.PUT: (_INT, _BYTES, _BYTES, _INT, _INT, _INT, object),
-    Code.DELETE: (_INT, _BYTES, _INT, _INT, object),
-    Code.INCREMENT: (_INT, _BYTES, _INT, object),
-    Code.APPEND: (_INT, _BYTES, _BYTES, object),
-    Code.EXPIRE: (_INT, _BYTES, _INT, _INT, object),
-    Code.BATCH: (_INT, _BYTES, tuple, _INT, object),
-    Code.DELETE_RANGE: (_INT, _BYTES, _BYTES, object),
-    Code.SCAN: (_INT, _BYTES, _BYTES, _INT, _INT, _INT, _INT),
-    Code.RANGE: (_INT, _BYTES, _BYTES, _INT, _INT, _INT, _INT),
-    Code.SCAN_TOKENS: (_INT, _INT, _INT, _INT, _INT),
-    Code.COUNT: (_INT, _BYTES, _INT),
-    Code.CHECK: (_INT, _BYTES, _INT, _INT, object),
-}
-_RANGES = frozenset((int(Code.SCAN), int(Code.RANGE)))
-"""Operations on ranges. A range may begin one byte beyond the longest key."""
-_WITH_REQUEST = frozenset(code for code, shape in _SHAPES.items() if object in shape)
 
-
-def restored(op: tuple[Any, ...]) -> Op:
-    """Return an operation of a rarer kind in the form that partitions accept: nested arrays become tuples, and the
-    request id becomes a RequestId. Raises FrameError if it is not a valid operation."""
-    if not op:
-        raise FrameError("expected an operation, got an empty array")
-    code = op[0]
-    if code in _WITH_REQUEST and op[-1] is not None:
-        op = (*op[:-1], _request(op[-1]))
-    if code == Code.BATCH and len(op) > 2 and isinstance(op[2], list):
-        ops = tuple(restored(tuple(each)) for each in op[2] if isinstance(each, list))
-        if len(ops) != len(op[2]) or any(each[0] not in IN_BATCH for each in ops):
-            raise FrameError("expected only operations that a batch allows")
-        op = (*op[:2], ops, *op[3:])
-    check_op(op)
-    return op
-
-
-def check_op(op: tuple[Any, ...]) -> None:
-    """Raise FrameError unless `op` has the shape of an operation and stays within its bounds."""
-    shape = _SHAPES.get(op[0]) if op and type(op[0]) is int else None
-    if shape is None or not len(shape) - (op[0] == Code.SCAN_TOKENS) <= len(op) <= len(shape):
-        raise FrameError("expected a known operation")
-    for value, kind in zip(op, shape, strict=False):
-        if kind is object:
-            if value is not None and type(value) is not RequestId:
-                raise FrameError(f"operation {op[0]}: malformed request id")
-        elif type(value) is not kind:
-            raise FrameError(f"operation {op[0]}: expected {kind.__name__}, got {type(value).__name__}")
-    if op[0] == Code.SCAN_TOKENS:
-        return
-    if not (0 if op[0] in KEYLESS else 1) <= len(op[1]) <= KEY_BYTES_MAX + (op[0] in _RANGES):
-        raise FrameError(f"operation {op[0]}: invalid key length of {len(op[1])} bytes")
-    if len(op) > 2 and type(op[2]) is bytes and len(op[2]) > VALUE_BYTES_MAX:
-        raise FrameError(f"operation {op[0]}: invalid value length of {len(op[2])} bytes")
-
-
-def _request(fields: Any) -> RequestId:
+def restored(fields: Any) -> Op:
+    """Return the operation with these fields. Raises FrameError if they are not a valid operation."""
     try:
-        return msgspec.convert(fields, RequestId)
-    except msgspec.ValidationError as error:
-        raise FrameError(f"malformed request id: {error}") from error
+        op: Op = msgspec.convert(fields, Op, builtin_types=(bytes,))
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise FrameError(f"malformed operation: {error}") from error
+    if any(each.code not in IN_BATCH for each in op.ops):
+        raise FrameError("expected only operations that a batch or a transaction allows")
+    return op
 
 
 # ── errors ────────────────────────────────────────────────────────────────────────────────────────────────────────────

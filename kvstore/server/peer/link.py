@@ -20,7 +20,7 @@ from kvstore.env.beat import Beat
 from kvstore.env.traces import Traces
 from kvstore.errors import Moved, NotLeader, NotYetRaised, OutcomeUnknown, Unavailable
 from kvstore.partition.leading.answers import ResultDelivery
-from kvstore.partition.state.commands import Code, Op, Sink
+from kvstore.partition.state.commands import Get, Op, Put, Sink
 from kvstore.partition.state.traits import READS, SINCE, version_of
 from kvstore.server.peer import frames
 from kvstore.server.peer.calls import LinkCalls
@@ -32,11 +32,10 @@ from kvstore.server.routing.dispatch import Dispatcher
 from kvstore.server.routing.flight import Flight
 from kvstore.server.routing.large_reads import LARGE_BYTES
 from kvstore.types import PartitionId, ServerId
-from kvstore.versions import LINK_LATEST, link_version, release_for
+from kvstore.versions import LINK_LATEST, build_for, link_version
 
 log = logging.getLogger(__name__)
 
-_GET, _PUT = int(Code.GET), int(Code.PUT)
 
 SILENCE_S = 3.0
 """Seconds of silence after which a link with unanswered operations or calls counts as broken."""
@@ -100,7 +99,7 @@ class PeerLink:
         self._sweeps: deque[tuple[float, int]] = deque()
         """The time of each sweep, and the last number in use at that time."""
         self._calls = LinkCalls(server, self._write, self.flight.next_number)
-        self.heard_at = self._swept_at = links.now()
+        self.received_at = self._swept_at = links.now()
         """Time at which bytes from the other side last arrived, or at which connecting began. A pause of this
         process does not count as silence."""
         self._timer: asyncio.TimerHandle | None = None
@@ -112,14 +111,14 @@ class PeerLink:
     def add(self, partition: PartitionId, number: int, op: Op) -> None:
         """Send an operation of the flight, which has this number, with the next frame."""
         lane = self._lanes.get(partition) or self._new_lane(partition)
-        if op[0] == _GET:
+        if op.__class__ is Get:
             lane.gets.append((number, op))
-        elif op[0] == _PUT:
+        elif op.__class__ is Put:
             lane.puts.append((number, op))
         else:
             lane.others.append((number, op))
 
-    def add_puts(self, partition: PartitionId, numbers: range, ops: Sequence[Op]) -> None:
+    def add_puts(self, partition: PartitionId, numbers: range, ops: Sequence[Any]) -> None:
         """Send puts of the flight, which have these numbers, with the next frame."""
         lane = self._lanes.get(partition) or self._new_lane(partition)
         lane.puts += zip(numbers, ops, strict=True)
@@ -156,7 +155,7 @@ class PeerLink:
         transport.write(self._caller.hello())
 
     def data_received(self, data: bytes) -> None:
-        self.heard_at = self._links.now()
+        self.received_at = self._links.now()
         self._frame_bytes += len(data)
         try:
             if not self.is_open:
@@ -318,7 +317,7 @@ class PeerLink:
         self._timer = asyncio.get_running_loop().call_later(self._links.beat.delay_s(SWEEP_S), self._sweep)
         since_s, self._swept_at = now - self._swept_at, now
         if since_s > STOOD_STILL_S:
-            self.heard_at = now  # this process was paused: first it reads what has arrived meanwhile
+            self.received_at = now  # this process was paused: first it reads what has arrived meanwhile
             return
         if self.version < self._links.version_to(self.server):
             # docs/protocol.md V3. The link ends once no operation is in progress, to be replaced by one of the higher
@@ -331,16 +330,16 @@ class PeerLink:
             self.close()
             return
         owes = self._owes_answers()
-        if owes and now - self.heard_at > SILENCE_S:
-            log.warning("server=%s has been silent for %.1f s, closing the link", self.server, now - self.heard_at)
+        if owes and now - self.received_at > SILENCE_S:
+            log.warning("server=%s has been silent for %.1f s, closing the link", self.server, now - self.received_at)
             self.close()
             return
         if not owes:
-            self.heard_at = now
-        elif now - self.heard_at > SILENCE_S / 3:
+            self.received_at = now
+        elif now - self.received_at > SILENCE_S / 3:
             self._write(frames.encode(Ping(0)))
         if self.flight.reads.is_on:
-            self._links.dispatcher.reads_answered(self.flight, is_look=True)
+            self._links.dispatcher.reads_answered(self.flight, is_check=True)
         if not self.flight.pending:
             if self._sweeps:
                 self._sweeps.clear()
@@ -357,7 +356,7 @@ class PeerLink:
         sinks: dict[int, Sink] = {}
         for pending in self.flight.end_up_to(up_to):
             reason = f"{self.server} did not answer within {OPERATION_TIMEOUT_S} s"
-            is_read = pending.op[0] in READS
+            is_read = pending.op.code in READS
             pending.sink.complete(pending.token, Unavailable(reason) if is_read else OutcomeUnknown(reason))
             sinks[id(pending.sink)] = pending.sink
         for sink in sinks.values():
@@ -366,16 +365,16 @@ class PeerLink:
     # ── silence ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     # docs/protocol.md P40
-    def last_heard_at(self, now: float) -> float:
+    def last_received_at(self, now: float) -> float:
         """Return the time at which bytes last arrived from the other side of a lost link; `now` if this process was
         just paused."""
-        return self.heard_at if self._is_awake(now) else now
+        return self.received_at if self._is_awake(now) else now
 
     # docs/protocol.md P40
     def silent_s(self, now: float) -> float | None:
         """Return the seconds for which the other side has owed an answer and sent nothing, not even a ping echo.
         Return None if that time is short, if the other side owes nothing, or if this process was just paused."""
-        silent_s = now - self.heard_at
+        silent_s = now - self.received_at
         return silent_s if silent_s >= QUIET_S and self._is_awake(now) and self._owes_answers() else None
 
     def _is_awake(self, now: float) -> bool:
@@ -403,7 +402,7 @@ class PeerLink:
             NotYetRaised(
                 f"expected cluster version {version}, but server {self.server}, which leads the partition, does not "
                 "support it; "
-                f"upgrade all servers to kvstore {release_for(version)} or later"
+                f"upgrade all servers to {build_for(version)}"
             )
             for version in unknown.values()
         ]

@@ -15,7 +15,7 @@ from kvstore.server.peer import frames
 from kvstore.server.peer.frames import FrameError
 from kvstore.server.peer.link import PeerLink
 from kvstore.server.peer.proof import Credentials
-from kvstore.server.peer.reach import LOOK_S, Reach
+from kvstore.server.peer.reach import CHECK_S, Reach
 from kvstore.server.routing.dispatch import Dispatcher
 from kvstore.types import PartitionId, ServerId
 
@@ -116,12 +116,12 @@ class PeerLinks:
         return await link.call(partition, method, body, timeout_s)
 
     # docs/protocol.md P40
-    def unheard_s(self, server: ServerId) -> float | None:
+    def silent_s(self, server: ServerId) -> float | None:
         """See kvstore.partition.ports.Peers."""
         link = self.by_server.get(server)
         if link is not None and link.is_open:
             return link.silent_s(self.now())
-        return self._reach.unheard_s(server, self.now())
+        return self._reach.silent_s(server, self.now())
 
     async def _call_here(self, partition: PartitionId, method: str, body: bytes, timeout_s: float) -> bytes:
         """Call a replica on this server as if over a link: the timeout applies, and a call that has started runs to
@@ -164,8 +164,8 @@ class PeerLinks:
             del self.by_server[link.server]
             self.lost_links += 1
             now = self.now()
-            if self._reach.lost(link.server, link.last_heard_at(now), now):
-                asyncio.get_running_loop().call_later(self.beat.delay_s(LOOK_S), self._look)
+            if self._reach.lost(link.server, link.last_received_at(now), now):
+                asyncio.get_running_loop().call_later(self.beat.delay_s(CHECK_S), self._check_reach)
 
     # docs/protocol.md V3
     def version_to(self, server: ServerId) -> int:
@@ -212,19 +212,19 @@ class PeerLinks:
                 answer.set_exception(OutcomeUnknown(f"server {self.server} stopped before it answered"))
         await self._nursery.close()
 
-    def _look(self) -> None:
+    def _check_reach(self) -> None:
         """Retry the registered servers that are unreachable. Nothing else would connect to them, because they lead
         no partitions."""
         if self._is_closed:
             return
-        unheard = self._reach.look(self.now())
-        for server in unheard:
+        silent = self._reach.check(self.now())
+        for server in silent:
             if server not in self.dispatcher.topology.servers:
                 self._reach.forget(server)
             elif server not in self.by_server:
                 self._open(server)
-        if unheard:
-            asyncio.get_running_loop().call_later(self.beat.delay_s(LOOK_S), self._look)
+        if silent:
+            asyncio.get_running_loop().call_later(self.beat.delay_s(CHECK_S), self._check_reach)
         else:
             self._reach.rest()
 
@@ -257,7 +257,7 @@ class PeerLinks:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await self._env.transport.connect(address, link)
                 await shielded(link.opened)
-            self._reach.heard(link.server)
+            self._reach.received(link.server)
         except (OSError, FrameError) as error:
             link.fail_opening(error if not isinstance(error, TimeoutError) else ConnectionError("no answer in time"))
             self._refused_at[link.server] = self.now()

@@ -27,6 +27,6 @@ class NodePeers:
     """The replicas' Peers. Outgoing calls use this server's links, and incoming calls arrive at its PeerServer."""
 
     def __init__(self, links: PeerLinks, server: PeerServer) -> None:
-        self.call, self.unheard_s = links.call, links.unheard_s
+        self.call, self.silent_s = links.call, links.silent_s
         self.serve: Callable[[PartitionId, Handler], None] = server.serve
         self.forget = server.forget

@@ -35,24 +35,24 @@ class RefusedNames(Generic[Name]):
             self.frame_of[name] = _NOT_SENT
             self._unsent.append(name)
 
-    def tell(self, frame: int) -> None:
+    def note_sent(self, frame: int) -> None:
         """Record that all refusals so far have been sent, with this result frame or an earlier one."""
         for name in self._unsent:
             self.frame_of.pop(name, None)
             self.frame_of[name] = frame
         self._unsent.clear()
 
-    def forget(self, heard: int) -> None:
-        """Drop the names whose refusals are among the `heard` result frames that the other server has received.
+    def forget(self, received: int) -> None:
+        """Drop the names whose refusals are among the `received` result frames that the other server has received.
         Operations that arrive from now on were sent after that."""
         while self.frame_of:
             name = next(iter(self.frame_of))
-            if self.frame_of[name] > heard:
+            if self.frame_of[name] > received:
                 break
             del self.frame_of[name]
 
 
-class UnheardRefusals:
+class UnreceivedRefusals:
     """The refusals on one connection that the other server has not received. Result frames are counted from 1, as
     the other server counts them."""
 
@@ -61,25 +61,25 @@ class UnheardRefusals:
         self.keys = RefusedNames[bytes]()
         """Keys of refused writes. Reads keep no order."""
 
-    def of(self, partition: PartitionId, op: Op, heard: int) -> NotLeader | Moved | None:
-        """Return the error with which an operation must be refused, or None if it may be executed. `heard` is the
+    def of(self, partition: PartitionId, op: Op, received: int) -> NotLeader | Moved | None:
+        """Return the error with which an operation must be refused, or None if it may be executed. `received` is the
         number of result frames that its sender had received."""
-        if self.partitions.frame_of.get(partition, 0) > heard:
+        if self.partitions.frame_of.get(partition, 0) > received:
             return NotLeader(partition)
         keys = self.keys.frame_of
-        if keys and op[0] not in UNORDERED and any(keys.get(key, 0) > heard for key in keys_of(op)):
+        if keys and op.code not in UNORDERED and any(keys.get(key, 0) > received for key in keys_of(op)):
             return Moved("", 0)
         return None
 
     def refuse(self, op: Op) -> None:
         """Record that the operation belongs to another partition. From now on, every write on its keys is refused."""
-        if op[0] not in UNORDERED:
+        if op.code not in UNORDERED:
             self.keys.refuse(keys_of(op))
 
-    def tell(self, frame: int) -> None:
-        self.partitions.tell(frame)
-        self.keys.tell(frame)
+    def note_sent(self, frame: int) -> None:
+        self.partitions.note_sent(frame)
+        self.keys.note_sent(frame)
 
-    def forget(self, heard: int) -> None:
-        self.partitions.forget(heard)
-        self.keys.forget(heard)
+    def forget(self, received: int) -> None:
+        self.partitions.forget(received)
+        self.keys.forget(received)

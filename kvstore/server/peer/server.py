@@ -11,7 +11,7 @@ from kvstore import versions
 from kvstore.env import Env, Stream, StreamHandler
 from kvstore.errors import InvalidRequest, Moved, NotLeader, OutcomeUnknown, Overloaded, StoreError
 from kvstore.partition.election.peer_replicas import HOLD
-from kvstore.partition.state.commands import Code, Flag, Op, Record
+from kvstore.partition.state.commands import Flag, Op, Put, Record
 from kvstore.partition.state.rows import record_of
 from kvstore.ring.hashing import tokens_of
 from kvstore.server.access.certificates import common_names
@@ -23,7 +23,7 @@ from kvstore.server.peer.frames import Answer, Call, FrameError, Frames, Goodbye
 from kvstore.server.peer.handshake import PeerHandshake, RefusedPeers, shown_on
 from kvstore.server.peer.identity import host_of
 from kvstore.server.peer.proof import Credentials, HandshakeRefused
-from kvstore.server.peer.refusals import UnheardRefusals
+from kvstore.server.peer.refusals import UnreceivedRefusals
 from kvstore.server.peer.traced import TRACES, expected, sink_of
 from kvstore.server.redis.plans import CommandError
 from kvstore.server.routing.dispatch import Dispatcher
@@ -33,7 +33,7 @@ from kvstore.types import PartitionId, ServerId
 log = logging.getLogger(__name__)
 
 _INT = {int}
-_PUT, _RETURN_OLD = int(Code.PUT), int(Flag.RETURN_OLD)
+_RETURN_OLD = int(Flag.RETURN_OLD)
 
 LINKS_MAX = 256
 """Maximum number of servers with a link to this one."""
@@ -45,7 +45,7 @@ OUTPUT_HIGH_BYTES = 4 << 20
 read from it."""
 CLOSE_S = 1.0
 """Seconds for which a stop waits until the other servers have closed their links."""
-CLOSE_LOOKS = 50
+CLOSE_CHECKS = 50
 OUTDONE_S = 16.0
 """Time for which a link of a lower version may continue after the cluster version has risen. Its caller notices within
 ten seconds and ends it itself when nothing is in progress (link.py); a caller that has not done so by then cannot."""
@@ -196,10 +196,10 @@ class PeerServer:
         self._forget_topology()
         for connection in list(self._connections.values()):
             connection.say_goodbye()
-        for _ in range(CLOSE_LOOKS):
+        for _ in range(CLOSE_CHECKS):
             if not self._connections:
                 break
-            await asyncio.sleep(CLOSE_S / CLOSE_LOOKS)
+            await asyncio.sleep(CLOSE_S / CLOSE_CHECKS)
         for connection in list(self._connections.values()):
             connection.close()
         await self._nursery.close()
@@ -227,7 +227,7 @@ class PeerConnection(PeerSink):
         """Number of result frames written."""
         self.expected: dict[int, str] = {}
         """Parents of sampled operations that are about to arrive, by number."""
-        self._refusals = UnheardRefusals()
+        self._refusals = UnreceivedRefusals()
         self._refused_partitions = self._refusals.partitions.frame_of
         self._refused_keys = self._refusals.keys.frame_of
         self._is_flush_due = False
@@ -283,7 +283,7 @@ class PeerConnection(PeerSink):
 
     def _take(self, message: frames.Message) -> None:
         match message:
-            case Operations(ring_version, lanes, heard):
+            case Operations(ring_version, lanes, received):
                 have_answered = False
                 for lane in lanes:
                     if lane.gets and not lane.others and self._answer_gets(lane, ring_version):
@@ -292,7 +292,7 @@ class PeerConnection(PeerSink):
                             continue
                     are_puts = lane.puts and not (lane.gets or lane.others)
                     ops, refused = (lane.puts, []) if are_puts else lane.in_order()
-                    self._submit(PartitionId(lane.partition), ops, refused, ring_version, heard)
+                    self._submit(PartitionId(lane.partition), ops, refused, ring_version, received)
                 if have_answered:
                     self._send_results()
                 if self.expected and not self._flow.waiting:
@@ -312,13 +312,13 @@ class PeerConnection(PeerSink):
         if self._must_wait() or len(gets) > AT_ONCE_MAX:
             return False
         numbers, ops = zip(*gets, strict=True)
-        _, keys, levels, tokens = zip(*ops, strict=True)
-        if any(levels) or any(tokens):
+        keys = [op.key for op in ops]
+        if any(op.level or op.seq for op in ops):
             return False
         replica = self._owner.dispatcher.replica_here(partition, ring_version)
         if replica is None:
             return False
-        rows = replica.read_now(list(keys), tokens_of(list(keys)), self._owner.now(), in_turn=True)
+        rows = replica.read_now(keys, tokens_of(keys), self._owner.now(), in_turn=True)
         if not isinstance(rows, list):
             return False
         self._asked[partition] = None
@@ -335,7 +335,7 @@ class PeerConnection(PeerSink):
         ops: list[tuple[int, Any]],
         refused: list[tuple[int, Any]],
         ring_version: int,
-        heard: int,
+        received: int,
     ) -> None:
         self._owner.operations += len(ops)
         if self._in_flight + self._flow.waiting + len(ops) > self._owner.operations_max:
@@ -351,29 +351,29 @@ class PeerConnection(PeerSink):
             if replica is not None and replica.serving:
                 self._in_flight += len(ops)
                 return replica.submit(puts, self, numbers)
-        self._flow.arrive(partition, ((partition, op, number, ring_version, heard) for number, op in ops))
+        self._flow.arrive(partition, ((partition, op, number, ring_version, received) for number, op in ops))
         self._begin()
         if self._refused_partitions or self._refused_keys:
-            self._refusals.forget(self._flow.oldest(heard))
+            self._refusals.forget(self._flow.oldest(received))
 
     def _begin(self) -> None:
         """Start waiting operations as far as flow control allows it."""
         submit = self._owner.dispatcher.submit_here
         partitions, keys = self._refused_partitions, self._refused_keys
-        for partition, op, number, ring_version, heard in self._flow.take():
+        for partition, op, number, ring_version, received in self._flow.take():
             self._in_flight += 1
-            error = self._refusals.of(partition, op, heard) if partitions or keys else None
+            error = self._refusals.of(partition, op, received) if partitions or keys else None
             if number <= self._flow.abandoned:
-                self.turn_away(op, number, REASON)
+                self.reject(op, number, REASON)
             elif error is None:
                 sink = self if not self.expected else sink_of(self, op, number, self.expected, self._owner.traces)
                 submit(partition, op, sink, number, ring_version)
             else:
-                self.turn_away(op, number, error)
+                self.reject(op, number, error)
         if self._flow.waiting:
             self._abandoned.watch()
 
-    def turn_away(self, op: Op, token: int, error: NotLeader | Moved | Overloaded) -> None:
+    def reject(self, op: Op, token: int, error: NotLeader | Moved | Overloaded) -> None:
         if isinstance(error, Moved):
             self._refusals.refuse(op)
         self.complete(token, error)
@@ -469,7 +469,7 @@ class PeerConnection(PeerSink):
             for number, result in others:
                 self._send_singly(number, result)
         if self._refused_partitions or self._refused_keys:
-            self._refusals.tell(self._results)
+            self._refusals.note_sent(self._results)
 
     def _send_singly(self, number: int, result: Any) -> None:
         try:
@@ -510,4 +510,4 @@ def _add_read(results: Results, number: int, record: Record | None) -> int:
 
 def _are_plain_puts(ops: list[tuple[int, Op]]) -> bool:
     """Return True if there is at least one operation and all are puts whose results contain no values."""
-    return bool(ops) and not [op for _, op in ops if op[0] != _PUT or op[4] & _RETURN_OLD]
+    return bool(ops) and not [op for _, op in ops if op.__class__ is not Put or op.flags & _RETURN_OLD]

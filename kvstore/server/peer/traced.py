@@ -70,7 +70,7 @@ def sink_of(connection: PeerSink, op: Op, number: int, parents: dict[int, str], 
     """Return the sink for an operation that has arrived. The sink has a span if the operation was announced and this
     server samples it too."""
     parent = parents.pop(number, None)
-    span = traces.serve(f"peer {Code(op[0]).name}", parent) if parent is not None else None
+    span = traces.serve(f"peer {Code(op.code).name}", parent) if parent is not None else None
     return TracedPeerSink(connection, span) if span is not None else connection
 
 
@@ -79,6 +79,6 @@ class TracedPeerSink(TracedSink, PeerSink):
 
     sink: PeerSink
 
-    def turn_away(self, op: Op, token: int, error: NotLeader | Moved) -> None:
+    def reject(self, op: Op, token: int, error: NotLeader | Moved) -> None:
         self.end(type(error).__name__)
-        self.sink.turn_away(op, token, error)
+        self.sink.reject(op, token, error)

@@ -44,6 +44,24 @@ def next_balancing_move(report: ClusterReport) -> BalancingMove | None:
     return min(moves, key=cost, default=None)
 
 
+def not_considered(report: ClusterReport) -> list[str]:
+    """Return the servers that take and give no replica because they do not answer or are not ready, but that may hold
+    replicas. A busy server may be among them for a moment."""
+    return sorted(
+        node.id
+        for node in report.nodes
+        if node.registered
+        and node.id not in report.ring.draining
+        and (node.no_answer or ("server" in node.report.roles and node.report.not_ready))
+    )
+
+
+def is_complete(report: ClusterReport) -> bool:
+    """Return True if the report considers every server, by the newest ring that one of them knows."""
+    newest = max((node.report.ring_version for node in report.nodes if not node.no_answer), default=0)
+    return not not_considered(report) and report.ring.version >= newest
+
+
 def held_by(report: ClusterReport) -> dict[str, int]:
     """Return the number of replicas on each running server that may hold replicas."""
     held = Counter(dict.fromkeys(_takers(report), 0))

@@ -33,7 +33,7 @@ from kvstore.types import LedgerId, PartitionId, ServerId
 log = logging.getLogger(__name__)
 
 TICK_S = 1.0
-LOOK_AT_KEPT_S = 30.0
+CHECK_KEPT_S = 30.0
 """Interval in seconds of the check for kept logs that are old enough to delete."""
 LATELY_S = 60.0
 """Seconds for which an absent server's last known version still counts when the cluster version is raised, because
@@ -65,7 +65,7 @@ class Steward:
         self._rise_waits_for = ""
         self._lately: dict[ServerId, tuple[Member, float]] = {}
         """Servers that are or recently were registered, and the time at which this process last saw each of them."""
-        self._keep_ms, self._looked_at_kept = keep_ms, 0.0
+        self._keep_ms, self._kept_checked_at = keep_ms, 0.0
         self._kept_since: dict[PartitionId, float] = {}
         """Kept logs, with the time since which this process has known each of them."""
         self._env, self._server, self._store = env, server, store
@@ -138,8 +138,8 @@ class Steward:
             log.info("ring version=%d: %s", ring.version, change)
             await self._try(self._replace(change, stuck), failed)
         self._remove_retired(ring)
-        if self._env.clock.now() - self._looked_at_kept >= LOOK_AT_KEPT_S:
-            self._looked_at_kept = self._env.clock.now()
+        if self._env.clock.now() - self._kept_checked_at >= CHECK_KEPT_S:
+            self._kept_checked_at = self._env.clock.now()
             await self._drop_kept()
 
     async def _change(self, step: Callable[[Ring], Ring]) -> None:
@@ -185,7 +185,7 @@ class Steward:
             found = await self._version_store.rise(version, versions.release_for(version))
             self.changes += 1
             log.info("cluster version=%d is supported by all of %s", found.version, ", ".join(sorted(members)))
-            self._versions.look()
+            self._versions.poll()
 
     def _say_what_holds_it(self, reasons: str) -> None:
         """Log the reasons once."""
@@ -200,13 +200,13 @@ class Steward:
         known = max(self._versions.cluster, self._logs_at())
         if self._versions.stored >= known:
             return
-        self._versions.look()
+        self._versions.poll()
         if (await self._version_store.read()).version >= known:
             return  # a log showed the rise before the watch did
         found = await self._version_store.write_back(known, versions.release_for(known))
         self.changes += 1
         log.warning("cluster version=%d restored, because the metadata store had a lower one", found.version)
-        self._versions.look()
+        self._versions.poll()
 
     async def _drop_kept(self) -> None:
         """Delete the kept logs that are old both by the metadata store's time and by this process's observation: no

@@ -74,7 +74,7 @@ class CommandGate:
         for op in ops:
             refusal = self.identity.refusal_or_none(op)
             if refusal is not None:
-                raise self._refused(OPERATION_NAMES[op[0]], refusal)
+                raise self._refused(OPERATION_NAMES[op.code], refusal)
 
     def _refused(self, call: str, error: StoreError) -> CommandError:
         self._access.refused(self.identity.who, self._address, call, error)

@@ -74,13 +74,16 @@ class RespServer:
         logins: Logins | None = None,
         id: ServerId = NOBODY,
         allows_flush: bool = False,
+        transactions_across_slots: bool = False,
         rates: Callable[[], Rates | None] = lambda: None,
         changes: AdminChanges | None = None,
         scans: ScanSlots | None = None,
     ) -> None:
         """Access control is off if `access` is None. `id` is the server behind the port. `allows_flush` enables
-        FLUSHDB and FLUSHALL. `rates` returns the rates of namespaces, or None if no namespace has a rate."""
+        FLUSHDB and FLUSHALL. `transactions_across_slots` enables commands that change keys of several partitions
+        together. `rates` returns the rates of namespaces, or None if no namespace has a rate."""
         self.id, self.allows_flush, self.rates = id, allows_flush, rates
+        self.transactions_across_slots = transactions_across_slots
         self.scripts, self.random, self.slow = Scripts(), env.random, env.slow
         self.backend = backend
         self.access = access if access is not None else Access()

@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 
 from kvstore.errors import OutcomeUnknown, Refused, StoreError
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
-from kvstore.partition.state.commands import Code, Flag, Level, Op
+from kvstore.partition.state.commands import Batch, Flag, Get, Level, Op
 from kvstore.server.redis import replies
 from kvstore.server.redis.replies import Fmt
+from kvstore.types import PartitionId
 
-BATCH = int(Code.BATCH)
-_GET = int(Code.GET)
 REPLY_BYTES_MAX = 32 << 20
 """Maximum number of bytes of the values in one reply."""
 PATTERN_BYTES_MAX = 1024
@@ -72,7 +71,7 @@ Plan = Single | Several | Reply
 Build = Callable[[list[bytes], Context], Plan]
 
 
-OwnerOf = Callable[[bytes], str]
+OwnerOf = Callable[[bytes], PartitionId]
 """Returns the partition that owns a key."""
 
 
@@ -123,7 +122,7 @@ def value_bytes(plans: Iterable[Plan], most: int) -> int:
             case Single(_, format_):
                 values += format_ in (Fmt.VALUE, Fmt.OLD_VALUE)
             case Several(ops, _):
-                values += sum(1 for op in ops if op[0] == _GET)
+                values += sum(1 for op in ops if op.__class__ is Get)
             case Reply():
                 pass
     return 2 * min(values * VALUE_BYTES_MAX, most)
@@ -131,7 +130,7 @@ def value_bytes(plans: Iterable[Plan], most: int) -> int:
 
 def together(found: Several) -> Several:
     """Return an equivalent plan with a single batch."""
-    batch = (BATCH, found.ops[0][1], tuple(found.ops), int(Flag.INDEPENDENT), None)
+    batch = Batch(found.ops[0].key, tuple(found.ops), int(Flag.INDEPENDENT), None)
 
     def combine(results: list[Any]) -> bytes:
         (outcome,) = results

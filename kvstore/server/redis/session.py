@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvstore.errors import ConditionFailed, StoreError
 from kvstore.limits import BATCH_BYTES_MAX
-from kvstore.partition.state.commands import Code, Flag, Level, Op
+from kvstore.partition.state.commands import Check, Flag, Level, Op
+from kvstore.partition.state.operations import size_of
 from kvstore.server.access.identities import UserIdentity
 from kvstore.server.redis import replies
 from kvstore.server.redis.plans import (
@@ -18,7 +19,6 @@ from kvstore.server.redis.plans import (
     Reply,
     Several,
     Single,
-    check_one_owner,
     first_failure,
 )
 from kvstore.server.redis.replies import FORMATS
@@ -33,9 +33,30 @@ count with this much in addition to its bytes:"""
 _COMMAND_BYTES, _WORD_BYTES = 160, 64
 REDIS_VERSION = "7.2.0"
 """The Redis version whose behaviour the commands have. Clients read it."""
-_CHECK, _IF_VERSION = int(Code.CHECK), int(Flag.IF_VERSION)
+_IF_VERSION = int(Flag.IF_VERSION)
 Facts = Mapping[str, Mapping[str, object]]
 """The content of INFO: sections of names and values."""
+
+
+class Transaction(NamedTuple):
+    """The operations of EXEC, which take effect together, and their reply."""
+
+    ops: tuple[Op, ...]
+    """The checks of the watched keys, then the operations of the queued commands."""
+    reply: Callable[[Any], bytes]
+    """Returns the reply for the list of results, or for the StoreError with which the transaction failed."""
+
+    def check_size(self) -> None:
+        """Raise CommandError if the transaction carries more bytes than one batch may."""
+        size = sum(map(size_of, self.ops))
+        if size > BATCH_BYTES_MAX:
+            raise CommandError(
+                f"ERR expected at most {BATCH_BYTES_MAX} bytes of keys and values in a transaction, got {size}"
+            )
+
+
+EXEC_FLAGS = int(Flag.INDEPENDENT)
+"""Flags of the batch of a transaction: as in Redis, the failure of one command does not undo the others."""
 
 
 class RespSession:
@@ -149,21 +170,20 @@ class RespSession:
         if len(self.watched.keys() | keys) > WATCHED_MAX:
             raise CommandError(f"ERR expected at most {WATCHED_MAX} watched keys, got more")
 
-    def execute(self, owner_of: Callable[[bytes], str]) -> Plan:
-        """Return the plan of EXEC: the transaction as one batch of one partition, on the condition that the watched
-        keys are unchanged. Raises CommandError."""
+    def execute(self) -> Transaction | Reply:
+        """End the transaction and return it, on the condition that the watched keys are unchanged. Return the reply if
+        it has no operations. Raises CommandError."""
         if self.queued is None:
             raise CommandError("ERR EXEC without MULTI")
         queued, self.queued = self.queued, None
         watched = self.unwatch()
         if self._is_spoilt:
             raise CommandError("EXECABORT Transaction discarded because of previous errors.")
-        checks = [(_CHECK, key, _IF_VERSION, version, None) for key, version in watched.items()]
+        checks = [Check(key, _IF_VERSION, version, None) for key, version in watched.items()]
         ops = (*checks, *(op for each in queued for op in _ops(each)))
         if not ops:
             return Reply(replies.array(_shares(queued, [], FORMATS[self.protocol])))
-        _check_batch(ops, owner_of)
-        return Several([_batch(ops)], _combiner(queued, len(checks), self.protocol))
+        return Transaction(ops, _replier(queued, len(checks), self.protocol))
 
     def describe(self, address: str) -> bytes:
         """Return the connection in the form of CLIENT LIST."""
@@ -171,19 +191,6 @@ class RespSession:
         user = b" user=%b" % self.identity.name.encode() if self.identity is not None else b""
         return b"id=%d addr=%b name=%b db=0%b resp=%d lib-name=%b lib-ver=%b\n" % (
             *(self.id, address.encode(), self.name, user, self.protocol, library, version),
-        )
-
-
-def _batch(ops: tuple[Op, ...]) -> Op:
-    return (int(Code.BATCH), ops[0][1], ops, int(Flag.INDEPENDENT), None)
-
-
-def _check_batch(ops: tuple[Op, ...], owner_of: Callable[[bytes], str]) -> None:
-    check_one_owner([op[1] for op in ops], owner_of)
-    size = sum(len(part) for op in ops for part in op[1:3] if isinstance(part, bytes))
-    if size > BATCH_BYTES_MAX:
-        raise CommandError(
-            f"ERR expected at most {BATCH_BYTES_MAX} bytes of keys and values in a transaction, got {size}"
         )
 
 
@@ -197,18 +204,17 @@ def _ops(queued: Plan) -> tuple[Op, ...]:
             return ()
 
 
-def _combiner(queued: list[Plan], checks: int, protocol: int) -> Callable[[list[Any]], bytes]:
+def _replier(queued: list[Plan], checks: int, protocol: int) -> Callable[[Any], bytes]:
     formats = FORMATS[protocol]
 
-    def combine(results: list[Any]) -> bytes:
-        (outcome,) = results
+    def reply(outcome: Any) -> bytes:
         if isinstance(outcome, ConditionFailed):  # of the watched keys: other conditions fail only their own operation
             return replies.NULL_ARRAY[protocol]
         if isinstance(outcome, StoreError):
-            return first_failure(results)
+            return first_failure([outcome])
         return replies.array(_shares(queued, outcome[checks:], formats))
 
-    return combine
+    return reply
 
 
 def _shares(queued: list[Plan], results: list[Any], formats: tuple[replies.Format, ...]) -> list[bytes]:

@@ -7,15 +7,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from itertools import compress
-from operator import itemgetter
 from typing import assert_never
 
 from kvstore.env import Env
-from kvstore.errors import Moved, NotLeader
+from kvstore.errors import InvalidRequest, Moved, NotLeader
 from kvstore.namespaces.rates import Rates
 from kvstore.partition.leading.answers import NextTurnDelivery
-from kvstore.partition.state.commands import NOT_NOW, Code, NotNow, Op, Sink
-from kvstore.partition.state.traits import LEVEL_AT, POINT_READS
+from kvstore.partition.state.commands import NOT_NOW, NotNow, Op, Put, Sink, Transact
+from kvstore.partition.state.traits import POINT_READS
+from kvstore.partition.transactions.limits import check_transaction
 from kvstore.ring.hashing import token_of, tokens_of
 from kvstore.server.cluster.membership import Membership
 from kvstore.server.config import Limits
@@ -23,18 +23,18 @@ from kvstore.server.routing import events
 from kvstore.server.routing.flight import Flight
 from kvstore.server.routing.pending import Pending
 from kvstore.server.routing.ports import LinksPort, LocalReplica
+from kvstore.server.routing.read_transaction import only_reads_several, read_together
 from kvstore.server.routing.router import FOLLOWER_LEVELS, Router
 from kvstore.types import PartitionId, ServerId
 
-LOOK_AGAIN_S = 0.02
+RETRY_S = 0.02
 """Interval in seconds of the check of waiting operations. They are also checked at every change of the topology."""
-LOOK_SOON_S, HELD_FEW_MAX = 0.005, 64
+RETRY_SOON_S, HELD_FEW_MAX = 0.005, 64
 """Interval in seconds of the check while operations wait only for held keys, and the maximum number of such
 operations for which it is used, because the check is then cheap."""
 WAITING_BYTES_MAX = 64 << 20
 """Maximum bytes of keys and values of waiting operations."""
-_BATCH, _PUTS = int(Code.BATCH), {int(Code.PUT)}
-_code_of = itemgetter(0)
+_PUTS = {Put}
 
 
 class Dispatcher:
@@ -95,11 +95,11 @@ class Dispatcher:
         router = self._router
         if (
             ops[1:]
-            and set(map(_code_of, ops)) == _PUTS
+            and set(map(type, ops)) == _PUTS
             and not self._held_keys
             and ring_version <= router.ring_version
             and partition is None
-            and (self.rates is None or not any(op[1].startswith(self.rates.prefixes.all) for op in ops))
+            and (self.rates is None or not any(op.key.startswith(self.rates.prefixes.all) for op in ops))
         ):
             return self._submit_puts(ops, sink, tokens)
         for op, token in zip(ops, tokens, strict=True):
@@ -109,10 +109,12 @@ class Dispatcher:
             ):
                 self._fail_later(sink, token, refusal)
                 continue
+            if op.__class__ is Transact and self._takes_transaction(op, sink, token, ring_version):
+                continue
             if self._held_keys or ring_version > router.ring_version or (partition is not None and ring_version):
                 self._submit_with_care(op, sink, token, ring_version, partition)
                 continue
-            target = router.partition_of(op[1]) if partition is None else partition
+            target = router.partition_of(op.key) if partition is None else partition
             local = self._local.get(target)
             if local is not None and local.serving:
                 if target not in router.routes.sent_to and target not in router.waiting.lines:
@@ -120,11 +122,10 @@ class Dispatcher:
                     continue
             else:
                 flight = router.routes.direct.get(target)
-                level_at = LEVEL_AT.get(op[0])
                 if (
                     flight is not None
-                    and (level_at is None or op[level_at] not in FOLLOWER_LEVELS)
-                    and not (flight.reads.is_on and op[0] in POINT_READS)
+                    and op.level not in FOLLOWER_LEVELS
+                    and not (flight.reads.is_on and op.code in POINT_READS)
                 ):
                     number = router.follow(flight, target, op, sink, token)
                     if number:
@@ -132,10 +133,23 @@ class Dispatcher:
                         continue
             self._submit_with_care(op, sink, token, ring_version, partition)
 
+    def _takes_transaction(self, op: Transact, sink: Sink, token: int, ring_version: int) -> bool:
+        """Return True if the transaction was refused, or is carried out here because it only reads."""
+        partition_of = self._router.partition_of
+        try:
+            check_transaction(op, partition_of)
+        except InvalidRequest as error:
+            self._fail_later(sink, token, error)
+            return True
+        if only_reads_several(op, partition_of):
+            read_together(self, op, sink, token, ring_version)
+            return True
+        return False
+
     def _submit_puts(self, ops: Sequence[Op], sink: Sink, tokens: Sequence[int]) -> None:
         """Submit puts while no key is held. All puts of one partition are submitted in one call, in their order."""
         router = self._router
-        owners = router.topology.ring.partitions_of([op[1] for op in ops])
+        owners = router.topology.ring.partitions_of([op.key for op in ops])
         targets = set(owners)
         for target in targets if len(targets) == 1 else sorted(targets):
             some, numbers = ops, tokens
@@ -168,6 +182,11 @@ class Dispatcher:
         if tokens[1:] and router.topology.ring.owners_of(tokens).count(target) < len(keys):
             return NOT_NOW
         return local.read_now(keys, tokens, self._now())
+
+    def submit_uncharged(self, op: Op, sink: Sink, token: int, ring_version: int = 0) -> None:
+        """Execute a part of a transaction on the partition that owns its key. Rate limits do not apply, because they
+        applied to the client's operation that caused it."""
+        self._submit_with_care(op, sink, token, ring_version, None)
 
     def _submit_with_care(
         self, op: Op, sink: Sink, token: int, ring_version: int, partition: PartitionId | None
@@ -209,7 +228,7 @@ class Dispatcher:
         else:
             self._handle(events.SentByPeer(partition, op, sink, token, ring_version))
 
-    def turn_away(self, op: Op, sink: Sink, token: int, moved: Moved) -> None:
+    def reject(self, op: Op, sink: Sink, token: int, moved: Moved) -> None:
         """Handle an operation that the local replica rejected because it does not own the key. This server sends the
         operation again, at the latest when the ring has changed. If another server sent it here, the operation is
         refused, and that server sends it again."""
@@ -228,9 +247,9 @@ class Dispatcher:
         and their errors."""
         self._handle(events.RefusedByPeer(flight, errors))
 
-    def reads_answered(self, flight: Flight, *, is_look: bool = False) -> None:
-        """Send reads that wait for their turn on the link. With `is_look`, also fail the overdue ones."""
-        self._handle(events.ReadsAnswered(flight, is_look))
+    def reads_answered(self, flight: Flight, *, is_check: bool = False) -> None:
+        """Send reads that wait for their turn on the link. With `is_check`, also fail the overdue ones."""
+        self._handle(events.ReadsAnswered(flight, is_check))
 
     def note_progress(self, partition: PartitionId, seq: int, time_ms: int) -> None:
         """Record that this server has passed on an answer with this progress."""
@@ -269,8 +288,8 @@ class Dispatcher:
         for command in self._router.handle(event, self._env.clock.now()):
             self._perform(command)
         if self._timer is None and self._router.is_waiting and not isinstance(event, events.Closing):
-            look_s = LOOK_AGAIN_S if self._router.waiting.lines or len(self._held_keys) > HELD_FEW_MAX else LOOK_SOON_S
-            self._timer = asyncio.get_running_loop().call_later(look_s, self._handle, events.Ticked())
+            retry_s = RETRY_S if self._router.waiting.lines or len(self._held_keys) > HELD_FEW_MAX else RETRY_SOON_S
+            self._timer = asyncio.get_running_loop().call_later(retry_s, self._handle, events.Ticked())
 
     def _perform(self, command: events.Command) -> None:
         match command:
@@ -287,7 +306,7 @@ class Dispatcher:
             case events.Fail(sink, token, error):
                 self._fail_later(sink, token, error)
             case events.RejectPeer(sink, op, token, moved):
-                sink.turn_away(op, token, moved)
+                sink.reject(op, token, moved)
             case events.ExpelHere():
                 for partition in sorted(self._local):
                     self._local[partition].redirect_moved()
@@ -305,7 +324,6 @@ class Dispatcher:
 def _counted(op: Op, partition: PartitionId | None, router: Router) -> list[bytes]:
     """Return the keys by which an operation is charged to namespaces. All partitions receive the same operation on a
     range, so only the partition that owns the range's first key charges it."""
-    if op[0] == _BATCH:
-        return [each[1] for each in op[2]]
-    is_counted = op[1].__class__ is bytes and (partition is None or router.partition_of(op[1]) == partition)
-    return [op[1]] if is_counted else []
+    if op.ops:
+        return [each.key for each in op.ops]
+    return [op.key] if partition is None or router.partition_of(op.key) == partition else []

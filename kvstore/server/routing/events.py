@@ -60,11 +60,11 @@ class RefusedByPeer:
 
 @dataclass(frozen=True, slots=True)
 class ReadsAnswered:
-    """Another server answered reads while others wait for their turn. With `is_look`, the waiting reads must be
+    """Another server answered reads while others wait for their turn. With `is_check`, the waiting reads must be
     checked for overdue ones."""
 
     flight: Flight
-    is_look: bool = False
+    is_check: bool = False
 
 
 @dataclass(frozen=True, slots=True)

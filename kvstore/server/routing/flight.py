@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import repeat, takewhile
 
-from kvstore.partition.state.commands import Code
+from kvstore.partition.state.commands import Put
 from kvstore.partition.state.traits import KEYLESS, UNORDERED
 from kvstore.server.routing.large_reads import LargeReads
 from kvstore.server.routing.pending import Pending, keys_of, written_bytes
 from kvstore.types import PartitionId, ServerId
-
-_PUT = int(Code.PUT)
 
 BYTES_IN_FLIGHT_MAX = 64 << 20
 
@@ -31,7 +29,7 @@ class Flight:
         self.reads = LargeReads()
         """Reads that wait for their client's turn before they are sent."""
         self._numbers_on: dict[bytes, list[int]] = {}
-        self._looked_up_to = 0
+        self._scanned_up_to = 0
 
     def has_room(self, count: int = 1) -> bool:
         return (
@@ -51,7 +49,7 @@ class Flight:
         number = self.next_number()
         self.pending[number] = (partition, pending)
         op = pending.op
-        pending.size = len(op[2]) if op[0] == _PUT else written_bytes(op)
+        pending.size = len(op.value) if op.__class__ is Put else written_bytes(op)
         self.bytes += pending.size
         return number
 
@@ -93,7 +91,7 @@ class Flight:
         """Yield the numbers of operations that are in transit to a partition that does not own all of their keys."""
         for number, (partition, pending) in self.pending.items():
             op = pending.op
-            if op[0] not in KEYLESS and any(partition_of(key) != partition for key in keys_of(op)):
+            if op.code not in KEYLESS and any(partition_of(key) != partition for key in keys_of(op)):
                 yield number
 
     def writes_on(self, keys: set[bytes]) -> list[int]:
@@ -101,19 +99,19 @@ class Flight:
         key are returned only once: no further write on the key is sent until all of them are refused or answered.
         The cost is linear, because each operation is examined once, and only after a refusal."""
         for number in reversed(self.pending):
-            if number <= self._looked_up_to:
+            if number <= self._scanned_up_to:
                 break
             op = self.pending[number][1].op
-            if op[0] not in UNORDERED:
+            if op.code not in UNORDERED:
                 for key in keys_of(op):
                     self._numbers_on.setdefault(key, []).append(number)
-        self._looked_up_to = next(reversed(self.pending), self._looked_up_to)
+        self._scanned_up_to = next(reversed(self.pending), self._scanned_up_to)
         return sorted({each for key in keys for each in self._numbers_on.pop(key, ()) if each in self.pending})
 
     def forget_keys(self) -> None:
         """Drop the index of writes by key. Pending operations are examined again after the next refusal."""
         self._numbers_on.clear()
-        self._looked_up_to = 0
+        self._scanned_up_to = 0
 
     def check(self) -> None:
         assert all(pending.size == written_bytes(pending.op) for _, pending in self.pending.values())

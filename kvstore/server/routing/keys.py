@@ -8,11 +8,11 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
 from kvstore.access.ranges import end_of_prefix
 from kvstore.errors import InvalidRequest, Moved, NotLeader, OutcomeUnknown, Refused, Unavailable
-from kvstore.partition.state import commands
-from kvstore.partition.state.commands import Code, Flag, Level, Op
-from kvstore.partition.state.traits import LEVEL_AT
+from kvstore.partition.state.commands import Count, DeleteRange, Flag, Level, Op, Scan, ScanTokens
 from kvstore.ring.hashing import TOKENS, token_of
 from kvstore.ring.ring import Ring
 from kvstore.types import PartitionId
@@ -44,7 +44,6 @@ STRIDE = TOKENS >> 12
 """A section of the ring. If a SCAN by a user with limited rights ends at a hidden key, its cursor is rounded to a
 multiple of STRIDE. Otherwise the cursor would be the token of a hidden key, and would confirm to a user who guesses
 keys which of them exist."""
-_SCAN, _SCAN_TOKENS, _COUNT = int(Code.SCAN), int(Code.SCAN_TOKENS), int(Code.COUNT)
 _KEYS_ONLY = int(Flag.KEYS_ONLY)
 Spans = Sequence[tuple[bytes, bytes | None]]
 """Ranges of keys, each from a first key to the first key after the range. None instead of the latter means up to the
@@ -68,7 +67,7 @@ async def scan(
 
         async def page(ring: Ring, token: int = token, limit: int = limit) -> tuple[int, Any]:
             owner, end = range_at(ring, token)
-            return end, await _page(ask, (_SCAN_TOKENS, token, limit, int(level), _KEYS_ONLY), owner)
+            return end, await _page(ask, ScanTokens(token, limit, int(level), _KEYS_ONLY), owner)
 
         end, (items, after) = await with_one_ring(rings, page)
         # Keys of the partition beyond this range belong to a later part of the traversal.
@@ -85,13 +84,12 @@ async def scan(
 # docs/protocol.md P37
 async def _page(ask: Ask, op: Op, owner: PartitionId) -> Any:
     """Request a page from the owner. If the local replica lags behind the session, request the page from the leader."""
-    at = LEVEL_AT[op[0]]
     try:
         return await ask(op, owner)
     except NotLeader:
-        if op[at] < Level.SESSION:
+        if op.level < Level.SESSION:
             raise
-    return await ask((*op[:at], int(Level.LINEARIZABLE), *op[at + 1 :]), owner)
+    return await ask(replace(op, level=int(Level.LINEARIZABLE)), owner)
 
 
 async def scan_shown(
@@ -108,7 +106,7 @@ async def scan_shown(
 
         async def page(ring: Ring, token: int = token, limit: int = limit) -> tuple[int, Any]:
             owner, last = range_at(ring, token)
-            return last, await _page(ask, (_SCAN_TOKENS, token, limit, int(level), _KEYS_ONLY), owner)
+            return last, await _page(ask, ScanTokens(token, limit, int(level), _KEYS_ONLY), owner)
 
         last, (items, after) = await with_one_ring(rings, page)
         last = min(last, end - 1)
@@ -154,17 +152,17 @@ async def keys_in(
     on the number of ranges and on the keys in them. Raises StoreError."""
 
     async def gather(ring: Ring) -> tuple[list[bytes], bool]:
-        found, looked, size = list[bytes](), 0, 0
+        found, examined, size = list[bytes](), 0, 0
         for start, end in spans:
             for partition in ring.owners:
                 at: bytes | None = start
                 while at is not None:
-                    limit = min(keys_max - looked + 1, PAGE_KEYS_MAX)
-                    items, at = await _page(ask, (_SCAN, at, end or b"", limit, _KEYS_ONLY, int(level), 0), partition)
-                    looked += len(items)
+                    limit = min(keys_max - examined + 1, PAGE_KEYS_MAX)
+                    items, at = await _page(ask, Scan(at, end or b"", limit, _KEYS_ONLY, int(level), 0), partition)
+                    examined += len(items)
                     found += (more := await matching([key for key, _ in items], matches))
                     size += sum(map(len, more))
-                    if looked > keys_max or size > bytes_max:
+                    if examined > keys_max or size > bytes_max:
                         return found, False
         return found, True
 
@@ -237,7 +235,7 @@ async def count_keys(ask: Ask, rings: Rings, level: int = Level.LINEARIZABLE) ->
     async def count(ring: Ring) -> int:
         total = 0
         for partition in ring.owners:
-            total += await ask((_COUNT, b"", int(level)), partition)
+            total += await ask(Count(level=int(level)), partition)
         return total
 
     return await with_one_ring(rings, count)
@@ -251,7 +249,7 @@ async def delete_all(ask: Ask, rings: Rings) -> None:
     async def delete(ring: Ring) -> None:
         nonlocal done
         for partition in ring.owners:
-            await ask(commands.delete_range(b"", b""), partition)
+            await ask(DeleteRange(b"", b""), partition)
             done += 1
 
     try:

@@ -35,7 +35,7 @@ LEFT_S_MIN = 0.001
 class _ClientReads:
     """One client's reads."""
 
-    __slots__ = ("heard_at", "room", "size", "under_way", "waiting")
+    __slots__ = ("received_at", "room", "size", "under_way", "waiting")
 
     def __init__(self) -> None:
         self.waiting: deque[tuple[PartitionId, Pending]] = deque()
@@ -44,7 +44,7 @@ class _ClientReads:
         self.size = 0
         """Size of its last value if that was large, otherwise 0."""
         self.room = ROOM_FIRST
-        self.heard_at = 0.0
+        self.received_at = 0.0
 
 
 class LargeReads:
@@ -86,7 +86,7 @@ class LargeReads:
             pending.left_s = max(pending.deadline - now, LEFT_S_MIN)
         pending.deadline = 0.0
         if not client.waiting:
-            client.heard_at = now
+            client.received_at = now
             self._turns_of(client)[client] = None
         client.waiting.append((partition, pending))
         self.count += 1
@@ -108,7 +108,7 @@ class LargeReads:
         """Record that a read was answered with a value of `size` bytes; a small size if it returned no value."""
         client = self._uncount(number)
         if client is not None:
-            client.heard_at = now
+            client.received_at = now
             self._judge(client, size)
 
     def over(self, number: int) -> None:
@@ -119,15 +119,15 @@ class LargeReads:
         """Record that this client received a large value, even if the read was not counted."""
         self.is_on, self._until = True, now + QUIET_S
         client = self._client(line)
-        client.heard_at = now
+        client.received_at = now
         self._judge(client, size)
 
-    def look(self, now: float) -> list[Pending]:
+    def take_late(self, now: float) -> list[Pending]:
         """Remove and return the overdue reads, which the caller must fail. Also ends scheduling if no large value
         has arrived for QUIET_S seconds and no read waits."""
         late: list[Pending] = []
         for client in [*self._turns, *self._large_turns]:
-            is_late = now - client.heard_at > PATIENCE_S
+            is_late = now - client.received_at > PATIENCE_S
             if is_late or client.waiting[0][1].sink.is_gone:
                 over = [pending for _, pending in client.waiting if is_late or pending.sink.is_gone]
                 client.waiting = deque(each for each in client.waiting if not (is_late or each[1].sink.is_gone))
@@ -217,4 +217,4 @@ def _is_known(client: _ClientReads, now: float) -> bool:
     if client.waiting or client.under_way:
         return True
     # A client that asks once, like each unary call, need not be remembered.
-    return (bool(client.size) or client.room > ROOM_KNOWN) and now - client.heard_at <= PATIENCE_S
+    return (bool(client.size) or client.room > ROOM_KNOWN) and now - client.received_at <= PATIENCE_S

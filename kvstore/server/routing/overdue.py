@@ -14,7 +14,7 @@ from kvstore.server.routing.pending import Pending
 from kvstore.server.routing.redirects import WAIT_S
 from kvstore.types import PartitionId, ServerId
 
-LOOKED_AT_MAX = 32
+CHECKED_MAX = 32
 """Maximum number of operations that one check examines per link or line, oldest first."""
 KNOWN_MAX = 256
 
@@ -34,11 +34,12 @@ class Overdue:
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
-        self._looks: dict[ServerId, tuple[Flight, deque[tuple[float, int]]]] = {}
-        """For each server: its flight, and the (time, last number in the flight) of the latest checks."""
+        self._samples: dict[ServerId, tuple[Flight, deque[tuple[float, int]]]] = {}
+        """Server → its operations in flight, and for each of the latest checks the time and the last number in
+        flight."""
         self._known: dict[Hashable, OverdueOperation] = {}
 
-    def look(
+    def check(
         self, now: float, flights: Mapping[ServerId, Flight], lines: Mapping[PartitionId, list[Pending]]
     ) -> list[OverdueOperation]:
         """Check the operations in `flights` and `lines`. Return the overdue operations that have ended since the
@@ -56,22 +57,22 @@ class Overdue:
     def _all_late(
         self, now: float, flights: Mapping[ServerId, Flight], lines: Mapping[PartitionId, list[Pending]]
     ) -> Iterator[tuple[Hashable, OverdueOperation]]:
-        self._looks = {server: found for server, found in self._looks.items() if flights.get(server) is found[0]}
+        self._samples = {server: found for server, found in self._samples.items() if flights.get(server) is found[0]}
         before = now - self._limit_s
         for server, flight in sorted(flights.items()):
-            _, looks = self._looks.setdefault(server, (flight, deque()))
-            looks.append((now, flight.last_number))
-            while len(looks) > 1 and looks[1][0] <= before:
-                looks.popleft()
-            since, last = looks[0]
+            _, samples = self._samples.setdefault(server, (flight, deque()))
+            samples.append((now, flight.last_number))
+            while len(samples) > 1 and samples[1][0] <= before:
+                samples.popleft()
+            since, last = samples[0]
             if since > before:
                 continue
-            for number, (partition, pending) in islice(flight.pending.items(), LOOKED_AT_MAX):
+            for number, (partition, pending) in islice(flight.pending.items(), CHECKED_MAX):
                 if number > last:
                     break
                 yield (server, id(flight), number), OverdueOperation("link", partition, pending.op, since)
         for partition, line in sorted(lines.items()):
-            for pending in line[:LOOKED_AT_MAX]:
+            for pending in line[:CHECKED_MAX]:
                 since = pending.deadline - WAIT_S
                 if since <= before:
                     yield (partition, pending.order), OverdueOperation("waiting", partition, pending.op, since)

@@ -10,7 +10,7 @@ from kvstore.partition.state.traits import KEYLESS
 from kvstore.server.routing.dispatch import Dispatcher
 from kvstore.server.routing.overdue import Overdue
 
-LOOK_S = 0.25
+CHECK_S = 0.25
 
 
 class OverdueWatch:
@@ -23,19 +23,19 @@ class OverdueWatch:
 
     def start(self) -> None:
         if self._env.slow.limit_s < math.inf:
-            self._nursery.spawn(self._poll(), name="look")
+            self._nursery.spawn(self._poll(), name="overdue operations")
 
     async def close(self) -> None:
         await self._nursery.close()
 
     async def _poll(self) -> None:
         while True:
-            await self._env.beat.rest(LOOK_S)
-            self.look()
+            await self._env.beat.rest(CHECK_S)
+            self.check()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Check once and write the overdue operations that have ended to the slow log."""
         now = self._env.clock.now()
-        for at, partition, op, since in self._overdue.look(now, *self._dispatcher.under_way()):
-            key = None if op[0] in KEYLESS else op[1]
-            self._env.slow.note(at, Code(op[0]).name, now - since, key=key, partition=partition)
+        for at, partition, op, since in self._overdue.check(now, *self._dispatcher.under_way()):
+            key = None if op.code in KEYLESS else op.key
+            self._env.slow.note(at, Code(op.code).name, now - since, key=key, partition=partition)

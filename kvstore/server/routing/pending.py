@@ -9,13 +9,9 @@ from typing import Any
 import msgspec
 
 from kvstore.errors import InvalidRequest, Moved, NotLeader
-from kvstore.partition.state.commands import Code, Op, Sink
+from kvstore.partition.state.commands import Append, Batch, Op, Put, Sink
 from kvstore.partition.state.operations import size_of
-from kvstore.partition.state.traits import WITH_VALUE
 from kvstore.types import PartitionId
-
-_PUT, _BATCH = int(Code.PUT), int(Code.BATCH)
-_LARGE = WITH_VALUE | {_BATCH}
 
 
 class Pending(msgspec.Struct):
@@ -32,8 +28,8 @@ class Pending(msgspec.Struct):
     deadline: float = 0.0
     """When it is refused, in seconds of the clock; 0 until it has to wait."""
     left_s: float = 0.0
-    """Seconds that remained when it began to wait for its client's turn, because that wait does not count; 0 if all
-    of its time remains."""
+    """Seconds of its timeout that remained when it began to wait for its client's turn. The timeout does not run during
+    that wait. 0 if nothing of the timeout has been used."""
     is_of_peer: bool = False
     """True if another server sent the operation. Such an operation is executed here or refused, never forwarded."""
 
@@ -45,7 +41,7 @@ class PeerSink(Sink):
     """Base class of sinks of operations that other servers sent. Those servers send refused operations again
     themselves."""
 
-    def turn_away(self, op: Op, token: int, error: NotLeader | Moved) -> None:
+    def reject(self, op: Op, token: int, error: NotLeader | Moved) -> None:
         """Handle the refusal of an operation. Called instead of `complete`, possibly from inside `submit`. Later
         operations are not executed until the other server has received this refusal."""
         raise NotImplementedError
@@ -54,16 +50,21 @@ class PeerSink(Sink):
 def written_bytes(op: Op) -> int:
     """Return the bytes of keys and values that an operation holds in memory; 0 for an operation that always holds
     few."""
-    return len(op[2]) if op[0] == _PUT else size_of(op) if op[0] in _LARGE else 0
+    if op.__class__ is Put:
+        return len(op.value)
+    return size_of(op) if op.__class__ is Append or op.ops else 0
 
 
 def keys_of(op: Op) -> list[bytes]:
     """Return the keys of an operation that names keys."""
-    return [op[1]] if op[0] != _BATCH else [op[1], *(each[1] for each in op[2])]
+    return [op.key, *(each.key for each in op.ops)]
 
 
-def check_one_partition(op: Op, partition_of: Callable[[bytes], PartitionId]) -> None:
+def check_one_partition(op: Batch, partition_of: Callable[[bytes], PartitionId]) -> None:
     """Raise InvalidRequest if the keys of a batch belong to several partitions. The error names these partitions."""
-    owners = sorted({partition_of(each[1]) for each in op[2]})
+    owners = sorted({partition_of(each.key) for each in op.ops})
     if len(owners) > 1:
-        raise InvalidRequest(f"expected all keys of a batch in one partition, got keys of {' and '.join(owners)}")
+        raise InvalidRequest(
+            f"expected all keys of a batch in one partition, got keys of {' and '.join(owners)}; "
+            "put the same {tag} into the keys"
+        )

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from kvstore.errors import Overloaded, StoreError, Unavailable
-from kvstore.partition.state.commands import Op, Result, Sink
+from kvstore.partition.state.commands import Op, Sink, WrappedSink
 from kvstore.partition.state.traits import UNORDERED
 from kvstore.server.routing.flight import Flight
 from kvstore.server.routing.pending import Pending, keys_of, written_bytes
@@ -25,30 +25,16 @@ WAIT_S = 2.0
 ON_ITS_WAY = "the key is moving from one partition to another"
 
 
-class Redirected(Sink):
+class Redirected(WrappedSink):
     """The sink of a redirected operation. If a local replica rejects the operation again, it knows only this sink,
     so the sink stores the deadline and the position in the order. With a new position, the operation would be sent
     after operations that arrived later but were rejected earlier."""
 
-    __slots__ = ("_sink", "deadline", "place")
+    __slots__ = ("deadline", "place")
 
     def __init__(self, sink: Sink, deadline: float) -> None:
-        self._sink, self.deadline = sink, deadline
-        self.place = 0
-
-    @property
-    def line(self) -> object:
-        return self._sink.line
-
-    @property
-    def is_gone(self) -> bool:
-        return self._sink.is_gone
-
-    def complete(self, token: int, result: Result | StoreError) -> None:
-        self._sink.complete(token, result)
-
-    def flush(self) -> None:
-        self._sink.flush()
+        super().__init__(sink)
+        self.deadline, self.place = deadline, 0
 
 
 class _Expected(NamedTuple):
@@ -84,7 +70,7 @@ class Redirects:
         """Record operations in transit that may come back. No later operation on their keys is sent before them."""
         for number in numbers:
             pending = flight.pending[number][1]
-            if pending.op[0] not in UNORDERED:
+            if pending.op.code not in UNORDERED:
                 keys = keys_of(pending.op)
                 if pending.order not in self._expected:
                     self._hold(keys)

@@ -35,12 +35,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import repeat
-from operator import itemgetter
+from operator import attrgetter
 from typing import assert_never
 
+from msgspec.structs import replace
+
 from kvstore.errors import InvalidRequest, Moved, NotLeader, OutcomeUnknown, Overloaded, StoreError, Unavailable
-from kvstore.partition.state.commands import Code, Level, Op, Sink
-from kvstore.partition.state.traits import KEYLESS, LEVEL_AT, POINT_READS, READS, UNORDERED
+from kvstore.partition.state.commands import Batch, Level, Op, Sink
+from kvstore.partition.state.traits import KEYLESS, POINT_READS, READS, UNORDERED
 from kvstore.server.cluster.topology import ClusterTopology
 from kvstore.server.routing.events import (
     Closing,
@@ -79,7 +81,7 @@ _ARRIVED = 1 << 60
 """Separates positions: new operations get higher ones, and operations that a local replica rejected get lower ones,
 because they arrived before."""
 
-_value_of = itemgetter(2)
+_value_of = attrgetter("value")
 _GONE = "its client is gone"
 _LINEARIZABLE, _SESSION = int(Level.LINEARIZABLE), int(Level.SESSION)
 FOLLOWER_LEVELS = frozenset({_SESSION, int(Level.STALE)})
@@ -107,7 +109,7 @@ class Router:
         self.redirects = Redirects(self._fail, most=waiting_max, bytes_max=bytes_max)
         self.routes = Routes()
         self._arrivals = _ARRIVED
-        self._turned_away = 0
+        self._rejections = 0
         self._suspected_at = -SUSPECT_AGAIN_S
         self._is_misfiled = False
         """True if keys have moved since waiting operations were sorted by partition."""
@@ -124,11 +126,11 @@ class Router:
             case SentByPeer():
                 self._sent_by_peer(event)
             case RejectedHere(op, sink, token, moved):
-                self._turned_away_here(op, sink, token, moved)
+                self._rejected_here(op, sink, token, moved)
             case RefusedByPeer(flight, errors):
                 self._refused(flight, errors)
-            case ReadsAnswered(flight, is_look):
-                self._reads_answered(flight, is_look=is_look)
+            case ReadsAnswered(flight, is_check):
+                self._reads_answered(flight, is_check=is_check)
             case LinkOpened(flight):
                 self.routes.open(flight)
             case LinkLost(flight, first_unsent):
@@ -182,17 +184,16 @@ class Router:
         op, sink, token, ring_version = event.op, event.sink, event.token, event.ring_version
         partition = event.partition
         if partition is None:
-            partition = self.partition_of(op[1])
+            partition = self.partition_of(op.key)
         elif ring_version and ring_version != self.ring_version:
             return self._fail_moved(op, sink, token, ring_version)
-        level_at = LEVEL_AT.get(op[0])
-        if level_at is not None and op[level_at] in FOLLOWER_LEVELS:
+        if op.level in FOLLOWER_LEVELS:
             if (
-                op[level_at] == _SESSION
-                and op[0] in POINT_READS
+                op.level == _SESSION
+                and op.code in POINT_READS
                 and _may_mean_another(op, ring_version, self.ring_version)
             ):
-                op = (op[0], op[1], _LINEARIZABLE, 0)
+                op = replace(op, level=_LINEARIZABLE, seq=0)
             elif partition in self._here:
                 return self._commands.append(SubmitHere(partition, op, sink, token))
         self._arrivals += 1
@@ -207,7 +208,7 @@ class Router:
         if partition not in self._here:
             self._fail(sink, token, self.topology.not_leader(partition))
         elif event.ring_version != self.ring_version and (
-            op[0] in KEYLESS or not self.topology.may_answer(partition, op[1], event.ring_version)
+            op.code in KEYLESS or not self.topology.may_answer(partition, op.key, event.ring_version)
         ):
             self._fail_moved(op, sink, token, event.ring_version)
         elif self._serves(partition) and partition not in self.waiting:
@@ -220,14 +221,14 @@ class Router:
 
     # ── returns ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _turned_away_here(self, op: Op, sink: Sink, token: int, moved: Moved) -> None:
+    def _rejected_here(self, op: Op, sink: Sink, token: int, moved: Moved) -> None:
         if isinstance(sink, PeerSink):
             return self._fail_moved(op, sink, token, partition=moved.partition)
         if not isinstance(sink, Redirected):
             sink = Redirected(sink, self._now + WAIT_S)
         if not sink.place:
             # Anything else on this key that has come back or waits was submitted later.
-            sink.place = self._turned_away = self._turned_away + 1
+            sink.place = self._rejections = self._rejections + 1
         self._redirect(Pending(sink.place, op, sink, token))
 
     def _refused(self, flight: Flight, errors: list[tuple[int, NotLeader | Moved]]) -> None:
@@ -238,7 +239,7 @@ class Router:
                 continue
             partition, pending = found
             self._take_back(partition, pending, error, flight.server)
-            if isinstance(error, Moved) and pending.op[0] not in UNORDERED:
+            if isinstance(error, Moved) and pending.op.code not in UNORDERED:
                 moved.update(keys_of(pending.op))
         if moved:
             self.redirects.expect(flight, flight.writes_on(moved))
@@ -250,7 +251,7 @@ class Router:
         self.routes.lost(flight)
         self._recall_reads(flight)
         for number, (partition, pending) in flight.end_all().items():
-            if number >= first_unsent or pending.op[0] in READS:
+            if number >= first_unsent or pending.op.code in READS:
                 error: StoreError = Unavailable(f"the link to {server} broke before it was asked")
                 self._take_back(partition, pending, error, server)
             else:
@@ -267,7 +268,7 @@ class Router:
         if self._now >= pending.deadline > 0:
             self._fail(pending.sink, pending.token, error)
         elif isinstance(error, Moved) or (
-            pending.op[0] not in KEYLESS and self.partition_of(pending.op[1]) != partition
+            pending.op.code not in KEYLESS and self.partition_of(pending.op.key) != partition
         ):
             self._redirect(pending)
         else:
@@ -300,12 +301,12 @@ class Router:
         """Sort waiting operations by partition again, because the ring has changed."""
         self._is_misfiled = False
         for _, pending in self.waiting.take_all():
-            if pending.op[0] in KEYLESS:
+            if pending.op.code in KEYLESS:
                 self._fail_moved(pending.op, pending.sink, pending.token)
             elif not pending.is_of_peer and self._is_held(pending.op):
                 self._redirect(pending)
             else:
-                self.waiting.add(self.partition_of(pending.op[1]), pending)  # there was room for it
+                self.waiting.add(self.partition_of(pending.op.key), pending)  # there was room for it
 
     def _closing(self) -> None:
         error = Unavailable("this server is stopping")
@@ -336,7 +337,7 @@ class Router:
             self._commands.append(Connect(leader))
         if flight is None or not flight.has_room() or not self.routes.is_settled(partition, leader):
             return False
-        is_weighed = flight.reads.is_on and pending.op[0] in POINT_READS
+        is_weighed = flight.reads.is_on and pending.op.code in POINT_READS
         if is_weighed and not is_its_turn and not flight.reads.may_begin(pending):
             flight.reads.wait(partition, pending, self._now)
             self.routes.take(partition, flight, is_direct=partition not in self.waiting)
@@ -363,7 +364,7 @@ class Router:
         if pending.deadline <= self._now:
             self.timed_out += 1
             self._fail(pending.sink, pending.token, self.topology.nobody(partition))
-        elif pending.sink.is_gone and pending.op[0] in READS:
+        elif pending.sink.is_gone and pending.op.code in READS:
             self._fail(pending.sink, pending.token, Unavailable(_GONE))
         elif not pending.is_of_peer and self._is_held(pending.op):
             self._redirect(pending)
@@ -373,8 +374,10 @@ class Router:
 
     def _send_redirected(self) -> None:
         for pending in self.redirects.take(self._now):
-            op, partition = pending.op, self.partition_of(pending.op[1])
-            if op[0] == Code.BATCH and op[4] is None:  # with a request id it may already be done, which its owner knows
+            op, partition = pending.op, self.partition_of(pending.op.key)
+            if (
+                op.__class__ is Batch and op.request is None
+            ):  # with a request id it may already be done, which its owner knows
                 try:
                     check_one_partition(op, self.partition_of)
                 except InvalidRequest as error:
@@ -383,8 +386,8 @@ class Router:
             if partition in self.waiting or not self._send(partition, pending):
                 self._wait(partition, pending)
 
-    def _reads_answered(self, flight: Flight, *, is_look: bool) -> None:
-        for pending in flight.reads.look(self._now) if is_look else ():
+    def _reads_answered(self, flight: Flight, *, is_check: bool) -> None:
+        for pending in flight.reads.take_late(self._now) if is_check else ():
             late = Unavailable(f"{flight.server} answers none of the client's reads, so this read was not sent")
             self._fail(pending.sink, pending.token, late)
         self._send_reads(flight)
@@ -392,7 +395,7 @@ class Router:
     def _send_reads(self, flight: Flight) -> None:
         """Send the waiting reads that may be sent now."""
         while flight.reads.count and (pending := flight.reads.next_or_none()) is not None:
-            partition = self.partition_of(pending.op[1])
+            partition = self.partition_of(pending.op.key)
             if pending.sink.is_gone:
                 self._fail(pending.sink, pending.token, Unavailable(_GONE))
             elif partition in self.waiting or not self._send(partition, pending, is_its_turn=True):
@@ -402,7 +405,7 @@ class Router:
         """Take back the reads that wait for their turn. They may have to go to another server, before later
         operations."""
         for _, pending in flight.reads.take_all():
-            self._wait(self.partition_of(pending.op[1]), pending)
+            self._wait(self.partition_of(pending.op.key), pending)
 
     # ── where something is kept, or how it ends ───────────────────────────────────────────────────────────────────────
 
@@ -416,7 +419,7 @@ class Router:
             self._fail(pending.sink, pending.token, error)
 
     def _redirect(self, pending: Pending) -> None:
-        if pending.op[0] in KEYLESS:
+        if pending.op.code in KEYLESS:
             return self._fail_moved(pending.op, pending.sink, pending.token)
         if self._now - self._suspected_at > SUSPECT_AGAIN_S:  # a watch also reports ring changes
             self._suspected_at = self._now
@@ -440,7 +443,7 @@ class Router:
 
     def _is_held(self, op: Op) -> bool:
         """Return True if another operation on the same key must be executed before this one."""
-        return bool(self.redirects.keys) and op[0] not in UNORDERED and self.redirects.holds(op)
+        return bool(self.redirects.keys) and op.code not in UNORDERED and self.redirects.holds(op)
 
     def check(self) -> None:
         """Assert the invariants that hold between events."""
@@ -454,4 +457,4 @@ class Router:
 def _may_mean_another(op: Op, ring_version: int, known: int) -> bool:
     """Return True if the session of a read may belong to another partition than the one asked. Only the leader can
     then give a correct answer (docs/protocol.md M16)."""
-    return ring_version != known and bool(ring_version or op[3])
+    return ring_version != known and bool(ring_version or op.seq)

@@ -19,7 +19,7 @@ WAITING_MAX = 1_000
 HELD_BYTES_MAX = 128 << 20
 """Maximum bytes of keys and values held by all scans of a server. A single scan may hold more, because it needs a page
 of each partition."""
-WAIT_S, LOOK_S = 5.0, 0.1
+WAIT_S, CHECK_S = 5.0, 0.1
 """Time that a further scan waits for a slot, and interval of its checks."""
 PATIENCE_S = 2.0
 """Time after which a scan whose reader has read nothing loses its slot to a waiting scan."""
@@ -134,7 +134,7 @@ class ScanSlots:
                     return waiter.place
                 if self._now() >= deadline:
                     raise Overloaded(self._why_none(user))
-                await wait_within(waiter.granted, LOOK_S)
+                await wait_within(waiter.granted, CHECK_S)
         except BaseException:
             if waiter.place is not None:  # granted at the moment of cancellation
                 self._give_back(waiter.place)

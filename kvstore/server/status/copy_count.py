@@ -26,15 +26,15 @@ from kvstore.wal.census import Census, CompletedCount, Shortage, is_due
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 1.0
+CHECK_S = 1.0
 """Interval in seconds of the check of registered bookies and of whether a count is due."""
 RETRY_S = 5.0
 _STEP = 100
 """Ledger kinds evaluated in one turn of the event loop."""
 
 
-class CountingNode(Protocol):
-    """The node that counts. Implemented by kvstore.server.app.Node."""
+class ClusterNode(Protocol):
+    """The node, and its view of the cluster. Implemented by kvstore.server.app.Node."""
 
     @property
     def id(self) -> ServerId: ...
@@ -54,6 +54,7 @@ def copies_report(census: Census, found: Shortage, age_s: float) -> admin_pb2.Co
         lacking=found.lacking,
         lacking_foreign=found.lacking_foreign,
         at_risk=found.at_risk,
+        at_risk_foreign=found.at_risk_foreign,
     )
     for bookie in found.away:
         report.away.add(
@@ -65,7 +66,7 @@ def copies_report(census: Census, found: Shortage, age_s: float) -> admin_pb2.Co
 class CopyCount:
     """The part of one server in counting the copies."""
 
-    def __init__(self, env: Env, node: CountingNode, view: BookieView) -> None:
+    def __init__(self, env: Env, node: ClusterNode, view: BookieView) -> None:
         self._env, self._node, self._view = env, node, view
         self._nursery = env.nursery.child("copy count")
         self._seen: set[BookieId] = set()
@@ -90,12 +91,12 @@ class CopyCount:
 
     async def _run(self) -> None:
         while True:
-            wait_s = LOOK_S
+            wait_s = CHECK_S
             if not self._is_counting:
                 self._last = self._shortage = None
             elif self._node.store.state is SessionState.CONNECTED:
                 try:
-                    await self._look()
+                    await self._count_if_due()
                 except StoreError as error:
                     log.info("cannot count the copies of ledgers now: %r", error)
                     wait_s = RETRY_S
@@ -106,7 +107,7 @@ class CopyCount:
         """True if this server counts the copies for the cluster."""
         return self._node.id == min(self._node.topology.servers, default="")
 
-    async def _look(self) -> None:
+    async def _count_if_due(self) -> None:
         """Count the copies if a count is due, and evaluate the last count with the registered bookies. Raises
         MetadataError, Unavailable."""
         present = frozenset(self._view.current.all)

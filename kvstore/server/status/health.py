@@ -37,6 +37,10 @@ _SET_BACK = {
     "seen the data: restore the data"
 }
 MIB = 1 << 20
+HANGING_AFTER_S = 30.0
+"""Seconds after which an intent or a decision of a transaction is reported. Most take milliseconds."""
+_BAD_CERTIFICATE = "CERTIFICATE_VERIFY_FAILED"
+"""Part of the error if a node's certificate has a wrong name, has expired or is of another authority."""
 STUCK_AFTER = "`kvstore ring status`; cancel it with `kvstore ring cancel`, and run `kvstore fsck`"
 
 
@@ -57,6 +61,7 @@ def findings_of(report: ClusterReport) -> list[Finding]:
         _unserved,
         _silent_nodes,
         _metadata,
+        _read_only_bookies,
         _copies,
         _unready_nodes,
         _refused_nodes,
@@ -67,6 +72,7 @@ def findings_of(report: ClusterReport) -> list[Finding]:
         _repairs,
         _replicas,
         _moves,
+        _transactions,
         _dates,
         _certificates,
     )
@@ -80,11 +86,11 @@ def health_of(report: ClusterReport, findings: Sequence[Finding]) -> Health:
         nodes, partitions = len(report.nodes), len(to_serve(report))
         return Health(
             grade=HEALTHY,
-            text=f"healthy: {_count(nodes, 'node')}, {_count(partitions, 'partition')}, all is served",
+            text=f"healthy: {_count(nodes, 'node')}, {_count(partitions, 'partition')}, all served",
         )
     first = max(findings, key=lambda finding: finding.grade)
-    state = "not all is served" if first.grade == DOWN else "degraded, all is served"
-    more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
+    state = "not all partitions served" if first.grade == DOWN else "degraded, all partitions served"
+    more = f" (and {_count(len(findings) - 1, 'more finding')})" if len(findings) > 1 else ""
     next_step = f". Next: {first.next_step}" if first.next_step else ""
     return Health(grade=first.grade, text=f"{state}: {first.subject}: {first.reason}{more}{next_step}")
 
@@ -92,6 +98,7 @@ def health_of(report: ClusterReport, findings: Sequence[Finding]) -> Health:
 def _unserved(report: ClusterReport) -> Iterator[Finding]:
     """Find the partitions that no server serves, grouped by reason."""
     silent = {node.id: node.no_answer for node in report.nodes if node.no_answer}
+    full = _without_space(report)
     reasons: dict[tuple[str, str, str], list[str]] = {}
     for partition in to_serve(report):
         if partition.served:
@@ -106,15 +113,32 @@ def _unserved(report: ClusterReport) -> Iterator[Finding]:
             why, code = f"the leader {partition.leader} does not answer: {silent[partition.leader]}", "leader_silent"
         else:
             why, code = f"the leader {partition.leader} does not serve yet", "leader_not_serving"
-        reasons.setdefault((code, why, _next_for(partition, silent)), []).append(partition.id)
+        reasons.setdefault((code, why, _next_for(partition, silent, full)), []).append(partition.id)
     for (code, why, next_step), partitions in reasons.items():
         yield _finding(DOWN, code, _named("partition", partitions), why, next_step)
 
 
-def _next_for(partition: admin_pb2.PartitionView, silent: Iterable[str]) -> str:
+def _without_space(report: ClusterReport) -> list[str]:
+    """Return the nodes whose disks keep the cluster from writing: those with a data directory that cannot be written
+    to, and, while too few bookies accept writes, those with a read-only bookie."""
+    found = {node.id for node in report.nodes if node.report.disk.trouble}
+    if _writable(report) < report.ack_quorum:
+        found |= {bookie.node for bookie in report.bookies if bookie.state == "readonly" and bookie.node}
+    return sorted(found)
+
+
+def _next_for(partition: admin_pb2.PartitionView, silent: Iterable[str], full: Sequence[str]) -> str:
     down = sorted({replica.server for replica in partition.replicas} & set(silent))
+    steps = []
     if down:
-        return f"start {', '.join(down)}, or find out why {'it does' if len(down) == 1 else 'they do'} not answer"
+        steps = [f"start {', '.join(down)}, or find out why {'it does' if len(down) == 1 else 'they do'} not answer"]
+    if full:
+        steps.append(
+            f"free space on {', '.join(full)} or raise the limit that their findings name; restart no node that "
+            "answers (docs/how-to/when-a-disk-is-full.md)"
+        )
+    if steps:
+        return "; ".join(steps)
     failed = [replica.server for replica in partition.replicas if replica.failure]
     if failed:
         return f"read the logs of {', '.join(failed)}: a replica there has stopped"
@@ -126,10 +150,15 @@ def _next_for(partition: admin_pb2.PartitionView, silent: Iterable[str]) -> str:
     return "wait some seconds; then read the logs of its replicas' nodes and check the metadata store"
 
 
+def _writable(report: ClusterReport) -> int:
+    """Return the number of bookies that accept writes."""
+    return sum(bookie.state == "writable" and not bookie.no_answer for bookie in report.bookies)
+
+
 def _too_few_bookies(report: ClusterReport) -> Iterator[Finding]:
     if not report.bookies:
         return
-    writable = sum(bookie.state == "writable" and not bookie.no_answer for bookie in report.bookies)
+    writable = _writable(report)
     of = f"{writable} of {_count(len(report.bookies), 'bookie')} accept writes"
     step = "start the bookies that are down, free space on full ones, or add a bookie"
     if writable < report.ack_quorum:
@@ -149,7 +178,14 @@ def _silent_nodes(report: ClusterReport) -> Iterator[Finding]:
         if not node.no_answer:
             continue
         has = f"; it has {_count(len(node.holds), 'replica')}" if node.holds else ""
-        step = f"start {node.id}, or read its log" if node.holds else f"start {node.id} if it is still needed"
+        if _BAD_CERTIFICATE in node.no_answer:
+            step = (
+                f"replace the certificate of {node.id} by one of the cluster's authority for this address; no restart"
+            )
+        elif node.holds:
+            step = f"start {node.id}, or restart it if its process hangs; see its log"
+        else:
+            step = f"start {node.id} if it is still needed"
         yield _finding(DEGRADED, "node_silent", f"node {node.id}", f"{node.no_answer}{has}", step)
 
 
@@ -157,9 +193,8 @@ def _unready_nodes(report: ClusterReport) -> Iterator[Finding]:
     for node in report.nodes:
         reasons = [each for each in node.report.not_ready if each != "draining"]
         if reasons:
-            yield _finding(
-                DEGRADED, "node_not_ready", f"node {node.id}", "; ".join(reasons), f"read the log of {node.id}"
-            )
+            step = f"wait while it starts; otherwise remove this cause, which the log of {node.id} explains"
+            yield _finding(DEGRADED, "node_not_ready", f"node {node.id}", "; ".join(reasons), step)
         if node.report.draining:
             yield _finding(
                 DEGRADED,
@@ -242,6 +277,15 @@ def _is_away(report: admin_pb2.NodeReport) -> bool:
     return report.metadata.state != "connected" or report.metadata.read_age_s > READ_AGE_MAX_S
 
 
+def _read_only_bookies(report: ClusterReport) -> Iterator[Finding]:
+    for bookie in report.bookies:
+        if bookie.state == "readonly":
+            why = bookie.disk.trouble or f"its disk is full: {_free_of_bookie(bookie.disk)}"
+            step = "free or raise what it names" if bookie.disk.trouble else "free space on its disk"
+            name, reason = f"bookie {bookie.id}", f"it is read-only because {why}"
+            yield _finding(DEGRADED, "bookie_readonly", name, reason, f"{step}, or add a bookie")
+
+
 def _bookies(report: ClusterReport) -> Iterator[Finding]:
     silent = {node.id for node in report.nodes if node.no_answer}
     unknown = report.repair.marked and not copies_of(report).is_counted
@@ -262,15 +306,7 @@ def _bookies(report: ClusterReport) -> Iterator[Finding]:
             )
         elif bookie.no_answer and bookie.state != "away" and bookie.node not in silent:
             yield _finding(DEGRADED, "bookie_silent", name, bookie.no_answer, "read its log")
-        if bookie.state == "readonly":
-            yield _finding(
-                DEGRADED,
-                "bookie_readonly",
-                name,
-                f"it is read-only, {_why_readonly(bookie.disk)}",
-                "free space on its disk, or add a bookie",
-            )
-        elif bookie.disk.trouble:
+        if bookie.disk.trouble and bookie.state != "readonly":
             reason, step = f"it cannot write: {bookie.disk.trouble}", "check its disk, or add a bookie"
             yield _finding(DEGRADED, "bookie_cannot_write", name, reason, step)
         for directory in bookie.directories:
@@ -356,8 +392,9 @@ def copies_of(report: ClusterReport) -> Copies:
     counted = report.copies
     by_leaders = sum(each.lead.ledgers_lacking_copies for each in report.partitions) + counted.lacking_foreign
     lacking = max(counted.lacking, by_leaders, report.repair.marked)
+    at_risk = sum(each.lead.ledgers_at_risk for each in report.partitions) + counted.at_risk_foreign
     is_counted = report.HasField("copies") and counted.age_s <= COUNT_AGE_MAX_S
-    return Copies(lacking, counted.at_risk, is_counted)
+    return Copies(lacking, max(counted.at_risk, at_risk), is_counted)
 
 
 def _copies(report: ClusterReport) -> Iterator[Finding]:
@@ -385,14 +422,13 @@ def _copies(report: ClusterReport) -> Iterator[Finding]:
             why = f"{lacking}, and auto-recovery is disabled"
             yield _finding(DEGRADED, "repair_off", "the log", why, "enable it with `kvstore autorecovery enable`")
         elif repair.marked:
-            step = "" if repair.mending else "run `kvstore autorecovery list` to see what each repair waits for"
+            step = "" if repair.repairing else _next_for_marked(report)
             are = "is" if repair.marked == 1 else "are"
-            why = f"{lacking}; {repair.marked:,} {are} marked for repair, {repair.mending} are being repaired now"
+            why = f"{lacking}; {repair.marked:,} {are} marked for repair, {repair.repairing} are being repaired now"
             yield _finding(DEGRADED, "repair_backlog", "the log", why, step)
         else:
-            step = "start the bookies that are down; otherwise other bookies get their copies after the delay that "
-            step += "`kvstore autorecovery lost-bookie-delay` shows"
-            yield _finding(DEGRADED, "copies_lacking", "the log", f"{lacking}; none is marked for repair yet", step)
+            why = f"{lacking}; none is marked for repair yet"
+            yield _finding(DEGRADED, "copies_lacking", "the log", why, _next_for_unmarked(report))
     if report.bookies and away and not copies.is_counted:
         since = f" for {report.copies.age_s / 3600:.1f} h" if report.HasField("copies") else " yet"
         yield _finding(
@@ -403,6 +439,32 @@ def _copies(report: ClusterReport) -> Iterator[Finding]:
             f"under-replicated because of it were not counted{since}",
             "wait: the count takes 1 s per 1,000 ledgers; `kvstore fsck` reads every ledger now",
         )
+
+
+def _has_spare(report: ClusterReport) -> bool:
+    """Return True if a bookie outside the ensemble of a ledger with a lost bookie can receive the missing copies."""
+    return _writable(report) >= report.ensemble_size
+
+
+def _next_for_unmarked(report: ClusterReport) -> str:
+    if all(bookie.state != "away" and not bookie.no_answer for bookie in report.bookies):
+        return "wait some minutes: the nodes recreate the missing copies"
+    if not _has_spare(report):
+        return "start the bookies that are down; if one is lost, add a bookie, because no other is free for its copies"
+    return (
+        "start the bookies that are down; otherwise other bookies get their copies after the delay that "
+        "`kvstore autorecovery lost-bookie-delay` shows"
+    )
+
+
+def _next_for_marked(report: ClusterReport) -> str:
+    where = "`kvstore autorecovery list` names the ledgers, and the logs of the nodes say why a repair failed"
+    if not _has_spare(report):
+        return (
+            "start the bookies that are down, free space on full ones, or add a bookie, because no other is free for "
+            f"the copies; {where}"
+        )
+    return f"wait: the nodes try again, at first after 5 s and later up to 5 min apart; {where}"
 
 
 def _repairs(report: ClusterReport) -> Iterator[Finding]:
@@ -474,6 +536,28 @@ def _replicas(report: ClusterReport) -> Iterator[Finding]:
             f"it does not have its replica of {_named('partition', partitions)} yet",
             f"wait until it has created it; if it does not, read the log of {server}",
         )
+
+
+def _transactions(report: ClusterReport) -> Iterator[Finding]:
+    for partition in report.partitions:
+        lead = partition.lead
+        if lead.oldest_intent_s > HANGING_AFTER_S:
+            yield _finding(
+                DEGRADED,
+                "transaction_hangs",
+                f"partition {partition.id}",
+                f"transactions hold keys, the oldest for {lead.oldest_intent_s:.0f} s: "
+                f"{_count(lead.intents, 'intent')}",
+                f"`kvstore partition intents {partition.id}` names their homes: serve homes without a leader again",
+            )
+        if lead.oldest_decision_s > HANGING_AFTER_S:
+            yield _finding(
+                DEGRADED,
+                "decision_not_delivered",
+                f"partition {partition.id}",
+                f"a committed transaction has not reached all of its partitions for {lead.oldest_decision_s:.0f} s",
+                f"`kvstore partition intents {partition.id}` names its keys: serve the partitions that own them",
+            )
 
 
 def _moves(report: ClusterReport) -> Iterator[Finding]:
@@ -580,10 +664,6 @@ def _count(number: int, noun: str) -> str:
 def _free_for_replicas(disk: admin_pb2.DiskReport) -> str:
     free = f"{disk.free_bytes / MIB:,.0f} of {disk.total_bytes / MIB:,.0f} MiB are free"
     return f"{free}, and replicas stop syncing below {disk.reserve_bytes / MIB:,.0f}" if disk.reserve_bytes else free
-
-
-def _why_readonly(disk: admin_pb2.DiskReport) -> str:
-    return disk.trouble or f"its disk is full: {_free_of_bookie(disk)}"
 
 
 def _free_of_bookie(disk: admin_pb2.DiskReport) -> str:

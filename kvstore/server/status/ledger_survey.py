@@ -21,12 +21,12 @@ from kvstore.errors import (
 )
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.paths import LEDGER_MAX
-from kvstore.meta.store import MetadataStore, SessionState
+from kvstore.meta.store import SessionState
 from kvstore.partition.partition import Partition
 from kvstore.proto import admin_pb2
 from kvstore.proto.admin_pb2 import LedgerResponse, LedgersResponse, LedgerStatus
-from kvstore.server.cluster.topology import ClusterTopology
 from kvstore.server.peer_calls import PeerCalls
+from kvstore.server.status.copy_count import ClusterNode
 from kvstore.server.status.overview import servers_of
 from kvstore.types import LedgerId, LedgerMetadata, LedgerState, PartitionId, ServerId
 from kvstore.wal.creator import owner_of
@@ -52,21 +52,10 @@ class Leading(Protocol):
     def leading(self) -> Mapping[PartitionId, Partition]: ...
 
 
-class LedgerSurveyNode(Protocol):
-    """The node that lists ledgers. Implemented by kvstore.server.app.Node."""
-
-    @property
-    def id(self) -> ServerId: ...
-    @property
-    def store(self) -> MetadataStore: ...
-    @property
-    def topology(self) -> ClusterTopology: ...
-
-
 class LedgerSurvey:
     """Lists the cluster's ledgers on behalf of one server."""
 
-    def __init__(self, nursery: Nursery, node: LedgerSurveyNode, links: PeerCalls, hosting: Leading) -> None:
+    def __init__(self, nursery: Nursery, node: ClusterNode, links: PeerCalls, hosting: Leading) -> None:
         self._node, self._links, self._hosting = node, links, hosting
         self._nursery = nursery.child("ledgers")
 

@@ -143,7 +143,7 @@ def report_of(
         report.repair.MergeFrom(_repair_report(node.worker.statistics()))
     if node.auditor is not None:
         audit = node.auditor.statistics()
-        report.is_auditor, report.bookies_lost = bool(audit["in_office"]), int(audit["bookies_lost"])
+        report.is_auditor, report.bookies_lost = bool(audit["active"]), int(audit["bookies_lost"])
     if node.is_open:
         for partition, table in node.replicas().items():
             report.replicas.append(replica_report(partition, table, loads.get(partition)))
@@ -213,9 +213,9 @@ def _repair_report(counted: Table) -> admin_pb2.RepairReport:
     return admin_pb2.RepairReport(
         enabled=bool(counted["enabled"]),
         marked=int(counted["ledgers_marked"]),
-        mending=int(counted["ledgers_mending"]),
+        repairing=int(counted["ledgers_repairing"]),
         unreadable=int(counted["ledgers_unreadable"]),
-        mended=int(counted["ledgers_mended"]),
+        repaired=int(counted["ledgers_repaired"]),
         copied_bytes=int(counted["copied_bytes"]),
     )
 
@@ -240,9 +240,13 @@ def replica_report(partition: PartitionId, table: Table, load: PartitionLoad | N
     if table["role"] != "serving" or leading is None:
         return report
     report.lead.epoch, report.lead.queued = leading["epoch"], leading["queued"]
+    report.lead.intents, report.lead.decisions = leading["intents"], leading["decisions"]
+    report.lead.oldest_intent_s = leading["oldest_intent_s"]
+    report.lead.oldest_decision_s = leading["oldest_decision_s"]
     if log is not None:
         report.lead.ledgers, report.lead.trimmed_sequence = log["ledgers"], log["trimmed_seq"]
         report.lead.ledgers_lacking_copies = log["ledgers_lacking_copies"]
+        report.lead.ledgers_at_risk = log["ledgers_at_risk"]
         report.lead.ledgers_undecodable = log["ledgers_undecodable"]
         for bookie, ledgers in log["ledgers_lacking_at"]:
             report.lead.lacking_at.add(bookie=bookie, ledgers=ledgers)

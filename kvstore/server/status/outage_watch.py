@@ -15,7 +15,7 @@ from kvstore.types import PartitionId
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 1.0
+CHECK_S = 1.0
 
 
 class WatchedNode(Protocol):
@@ -43,20 +43,20 @@ class OutageWatch:
         self._nursery = env.nursery.child("outages")
 
     def start(self) -> None:
-        self._nursery.spawn(self._poll(), name="look")
+        self._nursery.spawn(self._poll(), name="poll")
 
     async def close(self) -> None:
         await self._nursery.close()
 
     async def _poll(self) -> None:
         while True:
-            await self._env.beat.rest(LOOK_S)
+            await self._env.beat.rest(CHECK_S)
             if self._node.is_open and not self._node.is_draining:
-                self.look()
+                self.poll()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Check once, and log the events."""
-        for news in self._outages.look(self._env.clock.now(), self._sight()):
+        for news in self._outages.poll(self._env.clock.now(), self._sight()):
             log.log(logging.WARNING if news.is_loss else logging.INFO, news.message, *news.arguments)
 
     def _sight(self) -> ClusterView:

@@ -49,7 +49,7 @@ class OutageEvent(NamedTuple):
 class _Outage:
     since: float
     reason: str
-    is_told: bool = False
+    is_reported: bool = False
 
 
 class Outages:
@@ -62,7 +62,7 @@ class Outages:
         self._led_by: dict[PartitionId, ServerId] = {}
         """The last leader of each partition."""
 
-    def look(self, now: float, sight: ClusterView) -> list[OutageEvent]:
+    def poll(self, now: float, sight: ClusterView) -> list[OutageEvent]:
         """Return the events to log, given the node's view of the cluster at the time `now`."""
         return [*self._of_metadata(now, sight), *self._of_quorum(now, sight), *self._of_leaders(now, sight)]
 
@@ -144,11 +144,11 @@ def _follow(known: _Outage | None, reason: str, now: float) -> tuple[_Outage | N
     """Update an outage. `reason` is empty if there is none now. Return the updated outage, and the outage to report
     if there is one: an outage that has lasted long enough or, without a reason, one that has ended."""
     if not reason:
-        return None, known if known is not None and known.is_told else None
+        return None, known if known is not None and known.is_reported else None
     if known is None:
         return _Outage(now, reason), None
-    if known.is_told or now - known.since < GONE_S:
-        known.reason = known.reason if known.is_told else reason
+    if known.is_reported or now - known.since < GONE_S:
+        known.reason = known.reason if known.is_reported else reason
         return known, None
-    known.is_told, known.reason = True, reason
+    known.is_reported, known.reason = True, reason
     return known, known

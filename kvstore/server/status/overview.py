@@ -272,8 +272,8 @@ def _repair(reports: Iterable[NodeReport]) -> admin_pb2.RepairReport | None:
     return admin_pb2.RepairReport(
         enabled=all(each.enabled for each in repairs),
         marked=max(each.marked for each in repairs),
-        mending=sum(each.mending for each in repairs),
+        repairing=sum(each.repairing for each in repairs),
         unreadable=max(each.unreadable for each in repairs),
-        mended=sum(each.mended for each in repairs),
+        repaired=sum(each.repaired for each in repairs),
         copied_bytes=sum(each.copied_bytes for each in repairs),
     )

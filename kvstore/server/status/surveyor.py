@@ -203,7 +203,7 @@ class Surveyor:
         )
 
     async def _ask(self, server: ServerId) -> NodeReport | str:
-        """Return the report of a server, or the reason why there is none."""
+        """Return the report of a server, or the reason why there is none, without the name of the server."""
         try:
             async with asyncio.timeout(CALL_S):
                 return NodeReport.FromString(await self._node.links.call(server, STATUS, METHOD, b"", CALL_S))
@@ -213,7 +213,7 @@ class Surveyor:
         except TimeoutError:
             return f"no answer within {CALL_S:g} s"
         except (StoreError, DecodeError) as error:
-            return str(error) or repr(error)
+            return (str(error) or repr(error)).removeprefix(f"{server} ")
 
     async def _space(self, bookie: BookieId) -> tuple[int, int] | str:
         """Ask a bookie for its disk space. Return its total and free bytes, or the reason as a string if it does not

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
+from http import HTTPMethod
 from typing import Any
 
 import grpc
-from aiohttp import hdrs, web
 from opentelemetry.trace import SpanKind
 
 from kvstore.partition.state.commands import Op, Sink
+from kvstore.rpc.http.messages import HttpRequest
 from kvstore.server.routing.backend import Backend
 from kvstore.server.tracing.backend import TracedBackend
 from kvstore.server.tracing.parents import Parent, parent_of
@@ -22,6 +23,7 @@ OPERATIONS_MAX = 64
 """Maximum number of operations of one call that get spans."""
 PAGES = ("", "v1", "ui", "healthz", "readyz", "clusterz", "metrics", "heartbeat", "api")
 """First segments of paths on the HTTP port."""
+METHODS = frozenset(each.value for each in HTTPMethod)
 OTHER = "(other)"
 
 
@@ -82,7 +84,7 @@ class CallsBackend(TracedBackend):
 
 class TracedCalls(grpc.aio.ServerInterceptor):
     """A gRPC interceptor that reads the parent spans of calls with a single response. Operations in streams have no
-    parents of their own."""
+    separate parents."""
 
     def __init__(self, traces: NodeTraces) -> None:
         self._traces = traces
@@ -118,28 +120,27 @@ class TracedPages:
     def __init__(self, traces: NodeTraces) -> None:
         self._traces = traces
 
-    async def answer(
-        self, request: web.BaseRequest, answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
-        parent = parent_of((name.lower(), value) for name, value in request.headers.items())
+    async def answer(self, request: HttpRequest, answer: Callable[[HttpRequest], Awaitable[None]]) -> None:
+        """Trace the call of `answer`."""
+        parent = parent_of(request.headers)
         if parent is None:
             _call.set(None)
-            return await answer(request)
+            await answer(request)
+            return
         call = begin_call(self._traces, _name_of(request), parent)
         error = "failed"
         try:
-            response = await answer(request)
-            error = "" if response.status < 500 else str(response.status)
-            return response
+            await answer(request)
+            error = "" if request.status < 500 else str(request.status)
         finally:
             call.end(error)
 
 
-def _name_of(request: web.BaseRequest) -> str:
+def _name_of(request: HttpRequest) -> str:
     """Return the method and the first segment of the path as the name of a span. Later segments are omitted because
     they may contain a key. Only known first segments are used, because the caller is not authenticated yet."""
     page = request.path.strip("/").split("/", 1)[0]
-    method = request.method if request.method in hdrs.METH_ALL else OTHER
+    method = request.method if request.method in METHODS else OTHER
     return f"{method} /{page}" if page in PAGES else f"{method} {OTHER}"
 
 

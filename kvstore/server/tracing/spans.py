@@ -230,10 +230,10 @@ class _Ids(IdGenerator):
 
 def name_of(op: Op) -> str:
     """Return the name of an operation for a span."""
-    return Code(op[0]).name
+    return Code(op.code).name
 
 
 def _about(op: Op) -> dict[str, str | int]:
     """Return the hash of the operation's key, as in the slow log."""
-    key = op[1]
+    key = op.key
     return {"key": hash_of(key)} if isinstance(key, bytes) and key else {}

@@ -7,11 +7,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import orjson
-from aiohttp import web
 
 from kvstore.env.events import wait_within
 from kvstore.env.ports import Nursery
 from kvstore.errors import InvalidRequest, StoreError
+from kvstore.rpc.http.messages import HttpRequest, HttpResponse, text_response
 from kvstore.server.status.ledger_survey import LedgerSurvey
 from kvstore.server.status.surveyor import Surveyor
 from kvstore.server.ui.history import SAMPLE_S, LoadHistory
@@ -27,6 +27,9 @@ STREAMS_MAX = 16
 """Maximum number of open pages with updates. A further page is asked to retry and keeps showing what it loaded."""
 
 MayGoOn = Callable[[], Awaitable[bool]]
+
+
+EVENTS = "text/event-stream"
 
 
 class Dashboard:
@@ -48,48 +51,43 @@ class Dashboard:
         self._closing.set()
         await self._nursery.close()
 
-    async def page(self) -> web.Response:
+    async def page(self) -> HttpResponse:
         """Return the page of the cluster. It takes as long as a survey, which is one second if a node does not
         answer."""
         return self._pages.html("page.html", page_of(await self._surveyor.take(), self._history))
 
-    async def ledgers(self, partition: str) -> web.Response:
+    async def ledgers(self, partition: str) -> HttpResponse:
         """Return the page with the ledgers of a partition's log. Only one such page is made at a time, for any
         number of clients, because it reads the metadata of each ledger from the metadata store."""
         try:
             async with self._turn:
                 found = await self._ledgers.ledgers(partition, newest=NEWEST)
         except InvalidRequest as error:
-            return web.Response(text=f"404: {error}\n", status=404, headers=HEADERS)
+            return text_response(f"404: {error}\n", 404, HEADERS)
         except StoreError as error:
-            return web.Response(text=f"503: {error}\n", status=503, headers=HEADERS)
+            return text_response(f"503: {error}\n", 503, HEADERS)
         return self._pages.html("ledgers.html", ledgers_page_of(found, partition, self._surveyor.own().id))
 
-    async def live(self, request: web.BaseRequest, may_go_on: MayGoOn) -> web.StreamResponse:
+    async def live(self, request: HttpRequest, may_go_on: MayGoOn) -> HttpResponse | None:
         """Stream server-sent events until the page is closed, the node stops or the user loses the permission. A
         HEAD request receives only the headers, because a stream would never end."""
         if self._streams >= STREAMS_MAX:
-            return web.Response(
-                text=f"503: expected at most {STREAMS_MAX} open pages with updates, got one more\n",
-                status=503,
-                headers={"Retry-After": "30"},
-            )
-        head = {**HEADERS, "Content-Type": "text/event-stream"}
+            text = f"503: expected at most {STREAMS_MAX} open pages with updates, got one more\n"
+            return text_response(text, 503, {"Retry-After": "30"})
         if request.method == "HEAD":
-            return web.Response(headers=head)
-        answer = web.StreamResponse(headers=head)
+            return HttpResponse(200, b"", HEADERS, EVENTS)
         self._streams += 1
         try:
-            await answer.prepare(request)
+            await request.stream({**HEADERS, "Content-Type": EVENTS})
             while not self._closing.is_set() and await may_go_on():
                 body = orjson.dumps(live_of(await self._surveyor.take()))
-                await _send(request, answer, b"event: live\nretry: 2000\ndata: " + body + b"\n\n")
+                await _send(request, b"event: live\nretry: 2000\ndata: " + body + b"\n\n")
                 await wait_within(self._closing, LIVE_S)
         except ConnectionError:
             pass  # the page was closed
         finally:
             self._streams -= 1
-        return answer
+        return None
 
     async def _sample(self) -> None:
         while not self._closing.is_set():
@@ -97,12 +95,11 @@ class Dashboard:
             await wait_within(self._closing, SAMPLE_S)
 
 
-async def _send(request: web.BaseRequest, answer: web.StreamResponse, event: bytes) -> None:
+async def _send(request: HttpRequest, event: bytes) -> None:
     """Send an event. Raises ConnectionError if the page is closed or reads nothing for READER_S seconds."""
     try:
         async with asyncio.timeout(READER_S):
-            await answer.write(event)
+            await request.connection.send(event)
     except TimeoutError:
-        if request.transport is not None:
-            request.transport.abort()
+        request.connection.abort()
         raise ConnectionAbortedError(f"the page has read nothing for {READER_S:g} s") from None

@@ -7,8 +7,8 @@ from importlib import resources
 from typing import Any
 
 import jinja2
-from aiohttp import web
 
+from kvstore.rpc.http.messages import HttpResponse
 from kvstore.server.ui.words import parts
 
 POLICY = (
@@ -39,12 +39,12 @@ class Pages:
         strict.filters["parts"] = parts
         self._templates = {name: strict.get_template(name) for name in TEMPLATES}
 
-    def html(self, name: str, context: Mapping[str, Any], *, status: int = 200) -> web.Response:
+    def html(self, name: str, context: Mapping[str, Any], *, status: int = 200) -> HttpResponse:
         """Return the page that a template makes of `context`."""
         text = self._templates[name].render(context)
-        return web.Response(text=text, status=status, content_type="text/html", headers=HEADERS)
+        return HttpResponse(status, text.encode(), HEADERS, "text/html; charset=utf-8")
 
-    def file(self, name: str) -> web.Response:
+    def file(self, name: str) -> HttpResponse:
         """Return `ui.css` or `ui.js`."""
         kind = "text/css" if name.endswith(".css") else "text/javascript"
-        return web.Response(text=self._files[name], content_type=kind, charset="utf-8", headers=HEADERS)
+        return HttpResponse(200, self._files[name].encode(), HEADERS, f"{kind}; charset=utf-8")

@@ -20,7 +20,7 @@ from kvstore.proto.admin_pb2 import (
     NodeView,
     PartitionView,
 )
-from kvstore.proto.namespaces import KINDS, refusing, shares_of, strain_of
+from kvstore.proto.namespaces import KINDS, refusing, shares_of, warning_of
 from kvstore.server.status.health import BEHIND_MAX, copies_of, is_scarce
 from kvstore.server.ui.history import SAMPLES, LoadHistory
 from kvstore.server.ui.picture import line_of, ring_of
@@ -264,7 +264,7 @@ def _copies(report: ClusterReport) -> str:
     # ledger.
     return (
         f"{of if copies.is_counted else 'not all ledgers are counted; '}{copies.lacking:,} are under-replicated and "
-        f"{copies.at_risk:,} are at risk; {repair.marked:,} marked for repair, {repair.mending} being repaired "
+        f"{copies.at_risk:,} are at risk; {repair.marked:,} marked for repair, {repair.repairing} being repaired "
         f"now{switched}"
     )
 
@@ -342,7 +342,7 @@ def _standing(space: Namespace) -> tuple[str, str]:
     """Return (word, tone)."""
     if kinds := refusing(space):
         return f"refuses: {', '.join(kinds)} limit reached", "bad"
-    return ("nearly full", "warn") if strain_of(space) else ("within limits", "good")
+    return ("nearly full", "warn") if warning_of(space) else ("within limits", "good")
 
 
 def _facts(report: ClusterReport) -> str:

@@ -114,13 +114,29 @@ def covering(catalogue: Catalogue, wanted: str | None, cut: Cut) -> list[Manifes
     """
     if wanted is not None:
         return _cut_chain(chain_of(catalogue, wanted), cut)
-    refusal: StoreError | None = None
+    refusals: list[StoreError] = []
     for manifest in reversed(in_order(catalogue)):
         try:
             return _cut_chain(chain_of(catalogue, manifest.id), cut)
         except (InvalidRequest, Corrupted) as error:
-            refusal = refusal or error
-    raise refusal or InvalidRequest("no snapshots found")
+            refusals.append(error)
+    if cut.time_ms is not None and refusals and all(isinstance(each, InvalidRequest) for each in refusals):
+        raise _outside(catalogue, cut.time_ms)
+    raise refusals[0] if refusals else InvalidRequest("no snapshots found")
+
+
+def _outside(catalogue: Catalogue, time_ms: int) -> InvalidRequest:
+    """Return the error for a moment that no chain contains. It names the snapshots around the moment."""
+    ended = [each for each in in_order(catalogue) if complete_until_ms(each) < time_ms]
+    begun = [each for each in in_order(catalogue) if each.parent is None and each.time_ms > time_ms]
+    around = []
+    if ended:
+        last = max(ended, key=complete_until_ms)
+        around.append(f"after snapshot {last.id}, complete up to {_moment(complete_until_ms(last))}")
+    if begun:
+        first = min(begun, key=lambda each: each.time_ms)
+        around.append(f"before snapshot {first.id}, of {_moment(first.time_ms)}")
+    return InvalidRequest(f"{_moment(time_ms)} is {' and '.join(around)}")
 
 
 def _cut_chain(chain: Sequence[Manifest], cut: Cut) -> list[Manifest]:

@@ -37,7 +37,8 @@ def against_origin(
     differences and at most `examples` keys. Raises InvalidRequest if the logs no longer reach back to the snapshot."""
     last = chain[-1]
     with _pinned(cluster, last.cluster) as pinned:
-        later = [_changes_of(cluster, last.cluster, piece) for piece in _pieces_since(last, pinned, cluster)]
+        changes_of = partial(_changes_of, cluster, last.cluster)
+        later = [*map(changes_of, _pieces_since(last, pinned, cluster)), *_committed_intents(pinned)]
         expected = tables.folded(store, chain, Cut(), later)
         return _differences(tables, expected, pinned, EXACT, examples)
 
@@ -71,8 +72,16 @@ def stored(pinned: PinnedStore) -> list[Read]:
     return [partial(_records_of, split) for split in pinned.splits()]
 
 
-def _records_of(split: Split) -> Iterator[Any]:
-    for page in read_pinned(split, page_bytes=PAGE_BYTES, patience_s=PATIENCE_S):
+# docs/protocol.md Tx13
+def _committed_intents(pinned: PinnedStore) -> list[Read]:
+    """Return functions that read what committed intents write at the pinned positions, which the logs lack."""
+    partitions = {each.partition for each in pinned.partitions if each.intents}
+    splits = [split for split in pinned.splits() if split.partition in partitions]
+    return [partial(_records_of, split, intents_only=True) for split in splits]
+
+
+def _records_of(split: Split, *, intents_only: bool = False) -> Iterator[Any]:
+    for page in read_pinned(split, intents_only=intents_only, page_bytes=PAGE_BYTES, patience_s=PATIENCE_S):
         yield batch_of(page, split.partition)
 
 

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -87,19 +88,23 @@ class LocalTables:
 
 def _last_rows(full: Sequence[Read], changes: Sequence[Read]) -> Iterator[Any]:
     """Yield the row with the highest version of each key, across all partitions, without deleted keys. Reads the
-    changes twice: first their versions, then their rows."""
-    last: dict[bytes, int] = {}
+    changes twice: first their versions, then their rows. Snapshots may repeat a row of an intent that was present at
+    both of their positions (docs/protocol.md Tx13); the last of these rows counts."""
+    last: dict[bytes, tuple[int, int]] = {}
+    """Key → version and number of its last row."""
+    none = -1, -1
+    numbers = count()
     for part in changes:
         for batch in part():
             for key, version in _versions(batch):
-                if version > last.get(key, -1):
-                    last[key] = version
+                last[key] = max(last.get(key, none), (version, next(numbers)))
     for part in full:
         for batch in part():
-            yield batch.filter(_mask(batch, [last.get(key, -1) < version for key, version in _versions(batch)]))
+            yield batch.filter(_mask(batch, [last.get(key, none)[0] < version for key, version in _versions(batch)]))
+    numbers = count()
     for part in changes:
         for batch in part():
-            newest = _mask(batch, [last[key] == version for key, version in _versions(batch)])
+            newest = _mask(batch, [last[key][1] == next(numbers) for key, _ in _versions(batch)])
             yield batch.filter(pc.and_(newest, pc.is_valid(batch["value"])))
 
 

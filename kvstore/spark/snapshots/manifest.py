@@ -26,9 +26,12 @@ DATA = "data"
 """Name of the folder that contains a snapshot's files."""
 REMEDY = "restore it from a copy, or remove its folder and take a new snapshot"
 TOKEN_MAX = (1 << 32) - 1
+INTENTS = "intents"
+"""Second part of the name of a file that has what committed intents write (docs/protocol.md Tx13)."""
 
 _ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,63}")
 _FILE = re.compile(rf"{DATA}/[0-9A-Za-z][0-9A-Za-z._-]*\.parquet")
+_OF_INTENTS = re.compile(rf"{DATA}/[^/]*-{INTENTS}(\.[^/.]*)?\.parquet")
 _SIGNATURE = re.compile(rb',\n "hmac_sha256": "([0-9a-f]{64})"\Z')
 _SEAL = re.compile(rb',\n "sha256": "([0-9a-f]{64})"\n}\n\Z')
 
@@ -84,6 +87,12 @@ class DataFile:
     max_key: bytes | None
     min_version: int
     max_version: int
+
+    @property
+    def is_of_intents(self) -> bool:
+        """True if the rows are what committed intents write at the position, in the order of (token, key), and not
+        changes in the order of the log."""
+        return _OF_INTENTS.fullmatch(self.path) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,7 +43,7 @@ COUNT_S, LEASE_S = 5.0, 30.0
 """Seconds between a driver's counts, and seconds without a new count after which other drivers consider it dead."""
 MARK_S = 3600.0
 """Seconds after which a remover counts as dead if it has neither removed the snapshot nor its mark."""
-LOOKS, AGAIN_S = 4, 0.1
+CHECKS, AGAIN_S = 4, 0.1
 """Number of times that a driver checks for its own lock before it considers the lock lost, and seconds between the
 checks."""
 MOVES = 8
@@ -112,7 +112,7 @@ class RemoteStore(SnapshotStore):
         if not (folder / manifests.NAME).create(manifests.encode(manifest, self.keys)):
             self._leave_to_other(manifest)
             raise Unavailable(
-                f"snapshot {manifest.id} was published by another driver, which took this driver for dead"
+                f"snapshot {manifest.id} was published by another driver, which considered this driver dead"
             )
         try:
             self._check_kept(manifest)
@@ -127,7 +127,7 @@ class RemoteStore(SnapshotStore):
         found = {*self.folder(manifest.id).files_below()}
         if is_marked or not found >= {file.path for file in manifest.files}:
             raise Unavailable(
-                f"snapshot {manifest.id}: another driver took this driver for dead and removed its work; run the "
+                f"snapshot {manifest.id}: another driver considered this driver dead and removed its work; run the "
                 "command again"
             )
 
@@ -176,7 +176,7 @@ class RemoteStore(SnapshotStore):
             mark.unlink(missing_ok=True)
             return False
         if not mark.exists() and self._is_published(snapshot):
-            return False  # we paused for MARK_S and were taken for dead: a child may exist by now
+            return False  # this driver paused for MARK_S and was considered dead: a child may exist by now
         (self.folder(snapshot) / manifests.NAME).unlink(missing_ok=True)
         self.folder(snapshot).remove_all()
         mark.parent.remove_all()
@@ -338,7 +338,7 @@ class LockHeartbeat:
         return json.dumps({"owner": self._owner, "count": self._count}).encode()
 
     def is_held(self) -> bool:
-        for _ in range(LOOKS):
+        for _ in range(CHECKS):
             if self._lost or (number := _last_of(self._folder)[0]) > self._number:
                 return False
             if number == self._number:
@@ -349,7 +349,7 @@ class LockHeartbeat:
     def check(self) -> None:
         if not self.is_held():
             raise Unavailable(
-                f"{self._folder}: another driver took this driver for dead and continues its work; let it finish"
+                f"{self._folder}: another driver considered this driver dead and continues its work; let it finish"
             )
 
     def _keep(self) -> None:

@@ -14,7 +14,7 @@ from kvstore.client.core.config import ClientConfig
 from kvstore.client.feed import FeedReader, PartitionFeed
 from kvstore.client.pinned.pins import PinnedPartition, PinnedStore, pin_store, unpin
 from kvstore.errors import InvalidRequest, PositionTrimmed, StoreError, Unavailable
-from kvstore.spark.snapshots.manifest import Manifest, PartitionPosition, SnapshotKind
+from kvstore.spark.snapshots.manifest import INTENTS, TOKEN_MAX, Manifest, PartitionPosition, SnapshotKind
 from kvstore.spark.snapshots.work import SnapshotPart, SnapshotPlan
 
 log = logging.getLogger(__name__)
@@ -188,7 +188,7 @@ def _plan_changes(
         pinned, _ = _pin(wanted, name, feed)
         feeds = {each.partition: each for each in feed.positions()}
     places = (*map(place_of, pinned.partitions), *left_places(parent, pinned.partitions, feeds))
-    return pinned, places, tuple(change_pieces(parent, places, feeds))
+    return pinned, places, (*change_pieces(parent, places, feeds), *intent_pieces(pinned))
 
 
 def behind(manifest: Manifest, feeds: Iterable[PartitionFeed]) -> dict[str, int]:
@@ -281,4 +281,20 @@ def change_pieces(
                 last=last,
                 servers=servers,
                 rows=last - first,
+            )
+
+
+# docs/protocol.md Tx13
+def intent_pieces(pinned: PinnedStore) -> Iterator[SnapshotPart]:
+    """Return the parts with what committed intents write at the pinned positions, which the logs up to there lack."""
+    for each in pinned.partitions:
+        if each.intents:
+            yield SnapshotPart(
+                name=f"{each.partition}-{INTENTS}",
+                partition=each.partition,
+                first=0,
+                last=TOKEN_MAX,
+                servers=each.replicas,
+                rows=each.intents,
+                intents_only=True,
             )

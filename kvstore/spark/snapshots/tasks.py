@@ -103,7 +103,7 @@ def paced(batches: Iterator[pa.RecordBatch], bytes_per_s: float) -> Iterator[pa.
 
 def batches(job: JobContext, piece: SnapshotPart) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a part. Every call yields the same rows in the same order."""
-    if job.kind is SnapshotKind.INCREMENTAL:
+    if job.kind is SnapshotKind.INCREMENTAL and not piece.intents_only:
         yield from changes(job.cluster, piece.partition, piece.first, piece.last, piece.servers, instance=job.instance)
         return
     split = Split(
@@ -117,7 +117,7 @@ def batches(job: JobContext, piece: SnapshotPart) -> Iterator[pa.RecordBatch]:
         0,
         job.cluster.tls,
     )
-    pages = read_pinned(split, page_bytes=PAGE_BYTES, patience_s=PATIENCE_S)
+    pages = read_pinned(split, intents_only=piece.intents_only, page_bytes=PAGE_BYTES, patience_s=PATIENCE_S)
     yield from batches_of(pages, piece.partition, BATCH_BYTES)
 
 

@@ -40,9 +40,9 @@ def problems_of(
     read."""
     for manifest in chain:
         with ThreadPoolExecutor(THREADS, "verify") as threads:
-            looked = list(threads.map(lambda file, of=manifest: _file_problems(store, of, file, done), manifest.files))
+            checked = list(threads.map(lambda file, of=manifest: _file_problems(store, of, file, done), manifest.files))
         spans: dict[str, list[tuple[int, int]]] = {}
-        for file, (problems, span) in zip(manifest.files, looked, strict=True):
+        for file, (problems, span) in zip(manifest.files, checked, strict=True):
             yield from (Problem(manifest.id, file.path, each) for each in problems)
             if span is not None:
                 spans.setdefault(file.partition, []).append(span)
@@ -95,8 +95,8 @@ class _Check:
 
     @property
     def span(self) -> tuple[int, int] | None:
-        """The first and last token or sequence; None without rows."""
-        return None if self._first is None else (self._first, self._last)
+        """The first and last token or sequence; None without rows, and for intents in an incremental snapshot."""
+        return None if self._first is None or self._file.is_of_intents else (self._first, self._last)
 
     def add(self, batch: pa.RecordBatch) -> None:
         self._rows += batch.num_rows
@@ -106,7 +106,7 @@ class _Check:
         low, high = pc.min_max(batch["version"]).as_py().values()
         if low < self._file.min_version or high > self._file.max_version or high > self._place.sequence:
             self._say(f"has versions from {low} to {high}, but its position is {self._place.sequence}")
-        if self._kind is SnapshotKind.FULL:
+        if self._kind is SnapshotKind.FULL or self._file.is_of_intents:
             self._add_records(batch["key"].to_pylist())
         else:
             self._add_changes(batch["version"].to_pylist())

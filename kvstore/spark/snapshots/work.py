@@ -43,6 +43,9 @@ class SnapshotPart:
     """Servers to ask, `host:port`, best first."""
     rows: int
     """Approximate number of rows."""
+    intents_only: bool = False
+    """True for the part of an incremental snapshot that has what committed intents write at the pinned position, which
+    the log up to there lacks. `first` and `last` are then tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import suppress
 
 from kvstore.env.events import wait_within
 from kvstore.env.ports import Nursery
 from kvstore.errors import BookieError, LedgerError, MetadataError, MetadataUnavailable
+from kvstore.proto.availability import HeldEntries
 from kvstore.types import BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState
 from kvstore.wal.copies.copying import Copying
 from kvstore.wal.copies.pace import CopyPace
 from kvstore.wal.handle import LedgerPorts
 from kvstore.wal.placement import leaving
-from kvstore.wal.repair import Missing, bookies_of, missing_copies
+from kvstore.wal.repair import Missing, bookies_of, entries_at_risk, missing_copies
 
 log = logging.getLogger(__name__)
 
@@ -28,11 +30,16 @@ SETTLE_S = 1.0
 """Seconds after which a confirmed entry has reached all bookies that it was sent to."""
 RETRY_S = 20.0
 RECHECK_S = 30.0
-"""Seconds between two checks of an under-replicated ledger, because workers send no notification when they repair it.
-If nothing has changed, a check reads only the ledger's metadata."""
+"""Seconds between two checks of an under-replicated ledger."""
+CHECK_S, CHECKS_PER_S = 2.0, 10
+"""Seconds between two reads of the metadata of all ledgers that wait for a worker, because workers send no notification
+when they repair a ledger. With many such ledgers the interval is longer, so that CHECKS_PER_S is the maximum number of
+reads per second."""
 ROUND_S = 900.0
 """Seconds after which every ledger is checked again, because a bookie may have found damage in it (docs/protocol.md,
 B14)."""
+
+NO_ENTRIES = HeldEntries([])
 
 Mark = Callable[[LedgerId, Collection[BookieId]], Awaitable[None]]
 """Marks a closed ledger for repair because its copies at these bookies are missing or share a zone. The collection
@@ -70,6 +77,8 @@ class Copier:
         self.lacking: dict[LedgerId, frozenset[BookieId]] = {}
         """Ledgers that were under-replicated at the last check or name unregistered bookies, each with these bookies.
         The set is empty if the bookies could not be determined."""
+        self.at_risk: set[LedgerId] = set()
+        """Those of them with an entry that has fewer copies than the ack quorum."""
         self.sharing_zones: set[LedgerId] = set()
         """Closed ledgers with several copies of an entry in one zone although a bookie in another zone could hold
         one."""
@@ -92,7 +101,7 @@ class Copier:
         try:
             round_at = self._ports.clock.now()
             while True:
-                await wait_within(self._wake, RECHECK_S if self.lacking else ROUND_S)
+                await self._rest()
                 self._wake.clear()
                 if self._ports.clock.now() - round_at >= ROUND_S:
                     round_at, self._complete, self._awaited = self._ports.clock.now(), set(), {}
@@ -102,21 +111,37 @@ class Copier:
         finally:
             self._ports.choice.forget(self)
 
+    async def _rest(self) -> None:
+        """Wait until a check is requested or due, or until a worker has repaired a ledger."""
+        clock, awaited = self._ports.clock, self._awaited
+        due_at = clock.now() + (RECHECK_S if self.lacking else ROUND_S)
+        while (left_s := due_at - clock.now()) > 0:
+            check_s = max(CHECK_S, len(awaited) / CHECKS_PER_S) if awaited else left_s
+            if await wait_within(self._wake, min(left_s, check_s)) or await self._is_any_repaired():
+                return
+
+    async def _is_any_repaired(self) -> bool:
+        with suppress(LedgerError, MetadataError):
+            for ledger, (version, _) in list(self._awaited.items()):
+                if (await self._ports.ledgers.read(ledger))[1] != version:
+                    return True
+        return False
+
     async def _pass(self) -> bool:
         """Check every ledger once. Return False if a ledger on registered bookies is still under-replicated or could
         not be checked."""
         wanted, complete = self._wanted(), self._complete
         await asyncio.sleep(SETTLE_S)
-        is_done, is_told = True, False
+        is_done, is_logged = True, False
         for ledger, last in wanted:
             if ledger not in complete:
                 try:
-                    is_done &= await self._look_at(ledger, last, complete)
+                    is_done &= await self._check(ledger, last, complete)
                 except (LedgerError, MetadataError) as error:
                     # While the metadata store is unreachable, this happens for every ledger in every pass.
-                    level = logging.DEBUG if is_told and isinstance(error, MetadataUnavailable) else logging.INFO
+                    level = logging.DEBUG if is_logged and isinstance(error, MetadataUnavailable) else logging.INFO
                     log.log(level, "ledger not repaired now ledger=%d error=%r", ledger, error)
-                    is_told |= isinstance(error, MetadataUnavailable)
+                    is_logged |= isinstance(error, MetadataUnavailable)
                     if isinstance(error, LedgerError):  # otherwise nothing is known, and the last result stays
                         self.lacking.setdefault(ledger, frozenset())
                     is_done = False
@@ -125,9 +150,10 @@ class Copier:
         self.lacking = {ledger: bookies for ledger, bookies in self.lacking.items() if ledger in ids}
         self._awaited = {ledger: seen for ledger, seen in self._awaited.items() if ledger in ids}
         self.sharing_zones.intersection_update(ledger for ledger, _ in wanted)
+        self.at_risk.intersection_update(self.lacking)
         return is_done
 
-    async def _look_at(self, ledger: LedgerId, last: EntryId | None, complete: set[LedgerId]) -> bool:
+    async def _check(self, ledger: LedgerId, last: EntryId | None, complete: set[LedgerId]) -> bool:
         """Check one ledger. `complete` is the set in use when the pass began. It is replaced when bookies come or go,
         so that earlier results no longer count."""
         metadata, version = await self._ports.ledgers.read(ledger)
@@ -138,7 +164,7 @@ class Copier:
             awaited = self._awaited
             if away and awaited.get(ledger) == (version, away):
                 return True
-            is_done = await self._look_at_closed(metadata, there, complete)
+            is_done = await self._check_closed(metadata, there, complete)
             if is_done and away:
                 awaited[ledger] = (version, away)
             return is_done
@@ -167,10 +193,15 @@ class Copier:
             raise BookieError(f"{', '.join(sorted(copying.refused))} did not list their entries, or took no copies")
         if len(there) == len(bookies_of(metadata)) and not without_room:
             self.lacking.pop(metadata.ledger, None)
+        # All others have every entry by now.
+        incomplete = {bookie: each for bookie, each in held.items() if bookie in without_room}
+        await self._judge_risk(metadata, last, there, incomplete)
 
-    async def _look_at_closed(self, metadata: LedgerMetadata, there: list[BookieId], complete: set[LedgerId]) -> bool:
+    async def _check_closed(self, metadata: LedgerMetadata, there: list[BookieId], complete: set[LedgerId]) -> bool:
         ledger, copying = metadata.ledger, self._copying(metadata)
-        lacking = await self._lacking(copying, there)
+        held = await copying.held_by_responsive(there)
+        lacking = await self._lacking(metadata, held)
+        await self._judge_risk(metadata, metadata.last_entry, there, held if lacking else {})
         wanted = self._ports.choice.spread_out(metadata)
         sharing = frozenset(leaving(metadata, wanted) if wanted is not None else ())
         if sharing:
@@ -190,11 +221,24 @@ class Copier:
             raise BookieError(f"{', '.join(sorted(copying.refused))} did not list their entries")
         return not lacking and not sharing
 
-    async def _lacking(self, copying: Copying, there: list[BookieId]) -> set[BookieId]:
-        """Return the bookies that lack an entry of a closed ledger, among those that answer the request for their
-        entries."""
+    async def _judge_risk(
+        self, metadata: LedgerMetadata, last: EntryId, there: list[BookieId], held: Mapping[BookieId, HeldEntries]
+    ) -> None:
+        """Note if some entry up to `last` has fewer copies than the ack quorum. Bookies that are away have none, and
+        those in `held` only these entries."""
+        away = set(bookies_of(metadata)).difference(there)
+        is_at_risk = False
+        if away or held:
+            for found in entries_at_risk(metadata, last, {**held, **dict.fromkeys(away, NO_ENTRIES)}):
+                is_at_risk |= bool(found)
+                if is_at_risk:
+                    break
+                await asyncio.sleep(0)  # let other tasks run
+        (self.at_risk.add if is_at_risk else self.at_risk.discard)(metadata.ledger)
+
+    async def _lacking(self, metadata: LedgerMetadata, held: Mapping[BookieId, HeldEntries]) -> set[BookieId]:
+        """Return the bookies in `held` that lack an entry of a closed ledger."""
         found: set[BookieId] = set()
-        metadata, held = copying.reader.metadata, await copying.held_by_responsive(there)
         for missing in missing_copies(metadata, metadata.last_entry, held):
             found.update(each.bookie for each in missing)
             if len(found) == len(held):

@@ -9,7 +9,7 @@ from kvstore.env.ports import Clock
 
 IDLE_S = 1.0
 """Seconds after which an unused budget expires."""
-LOOK_S = 1.0
+CHECK_S = 1.0
 """Seconds between two calls of the `check` of a waiting caller."""
 
 
@@ -43,7 +43,7 @@ class CopyPace:
         try:
             check()
             while left_s > 0:
-                step_s = min(left_s, LOOK_S)
+                step_s = min(left_s, CHECK_S)
                 await asyncio.sleep(step_s)
                 left_s -= step_s
                 check()

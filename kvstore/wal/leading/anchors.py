@@ -23,7 +23,7 @@ from kvstore.types import PartitionId, Position
 from kvstore.wal.handle import LedgerHandle
 from kvstore.wal.ledger_list import LedgerList
 
-LOOK_AGAIN_S = 30.0
+CHECK_S = 30.0
 """Seconds between two polls for changes that watches missed; watches are best effort."""
 PAUSE_S = 0.1
 """Seconds between two checks, because a leader's own roll changes its anchors several times."""
@@ -70,7 +70,7 @@ class Anchors:
                 handle = log.handle
                 with self._watched(paths.ledger(handle.ledger)):
                     while log.lost is None and log.handle is handle:
-                        await self._look(handle)
+                        await self._check_when_due(handle)
 
     # docs/protocol.md G26
     def report_applied(self, position: Position) -> bool:
@@ -88,18 +88,18 @@ class Anchors:
         return True
 
     def _watched(self, path: str) -> closing[Watch]:
-        watch = self._store.watch(path, partial(self._tell, path))
-        self._tell(path)  # it may have changed before the watch was set
+        watch = self._store.watch(path, partial(self._doubt_node, path))
+        self._doubt_node(path)  # it may have changed before the watch was set
         return closing(watch)
 
-    def _tell(self, path: str) -> None:
+    def _doubt_node(self, path: str) -> None:
         self._doubted.add(path)
         self._doubt.set()
 
-    async def _look(self, handle: LedgerHandle) -> None:
-        """Wait until an anchor has changed or LOOK_AGAIN_S has passed, then check the anchors."""
+    async def _check_when_due(self, handle: LedgerHandle) -> None:
+        """Wait until an anchor has changed or CHECK_S has passed, then check the anchors."""
         all_of_them = {paths.INSTANCE_ID, paths.partition_log(self._log.partition), paths.ledger(handle.ledger)}
-        doubted = self._doubted & all_of_them if await wait_within(self._doubt, LOOK_AGAIN_S) else all_of_them
+        doubted = self._doubted & all_of_them if await wait_within(self._doubt, CHECK_S) else all_of_them
         self._doubted.clear()
         self._doubt.clear()
         try:
@@ -109,7 +109,7 @@ class Anchors:
         except MetadataError:
             await asyncio.sleep(RETRY_S)
             for path in doubted:
-                self._tell(path)
+                self._doubt_node(path)
         else:
             await asyncio.sleep(PAUSE_S)
 

@@ -257,6 +257,7 @@ class OpenLeaderLog:
             "ledgers": len(self.listed.ledgers),
             "list_bytes": self._lists.size_of(self.partition),
             "ledgers_lacking_copies": len(self.copier.lacking),
+            "ledgers_at_risk": len(self.copier.at_risk),
             "ledgers_lacking_at": sorted(lacking_at.items()),
             "ledgers_undecodable": len(self.trimmer.undecodable),
             "ledgers_sharing_zones": len(self.copier.sharing_zones),

@@ -17,7 +17,7 @@ SILENCE_S = 3.0
 """Seconds after which a bookie counts as silent because it has not stored its oldest outstanding entry. A silent
 connection is aborted earlier. This limit covers failures that no connection shows: those of the node's own bookie, and
 of one directory whose disk hangs while the others answer."""
-LOOKS_MIN = 2
+CHECKS_MIN = 2
 
 
 class SilentBookies:
@@ -27,15 +27,15 @@ class SilentBookies:
     def __init__(self) -> None:
         self._seen: dict[BookieId, tuple[LedgerId, EntryId, int]] = {}
 
-    def look(self, ledger: LedgerId, owed: Mapping[BookieId, EntryId], every_s: float) -> list[BookieId]:
+    def poll(self, ledger: LedgerId, owed: Mapping[BookieId, EntryId], every_s: float) -> list[BookieId]:
         """Record one check, and return the bookies that are silent. `owed` is the first entry that each bookie has not
         stored; `every_s` is the number of seconds between two checks."""
         before, self._seen = self._seen, {}
         for bookie, entry in owed.items():
-            *same, looks = before.get(bookie, (ledger, entry, -1))
-            self._seen[bookie] = ledger, entry, looks + 1 if same == [ledger, entry] else 0
-        silent = (bookie for bookie, (_, _, looks) in self._seen.items() if looks * every_s >= SILENCE_S)
-        return sorted(bookie for bookie in silent if self._seen[bookie][2] >= LOOKS_MIN)
+            *same, checks = before.get(bookie, (ledger, entry, -1))
+            self._seen[bookie] = ledger, entry, checks + 1 if same == [ledger, entry] else 0
+        silent = (bookie for bookie, (_, _, checks) in self._seen.items() if checks * every_s >= SILENCE_S)
+        return sorted(bookie for bookie in silent if self._seen[bookie][2] >= CHECKS_MIN)
 
 
 async def lose_stalled_log(
@@ -57,7 +57,7 @@ async def lose_stalled_log(
         if handle is None:
             return
         handle.update_spares()
-        for bookie in silences.look(handle.ledger, handle.writer.owed_longest(), check_every_s):
+        for bookie in silences.poll(handle.ledger, handle.writer.owed_longest(), check_every_s):
             handle.fail_silent(bookie, "no add of the ledger was answered")
         is_stalled = handle.writer.unconfirmed > 0 and handle.progress_at == seen_at
         # If the disks are full, no other leader could append either, and only a leader trims, which frees space.

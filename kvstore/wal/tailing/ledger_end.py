@@ -39,7 +39,7 @@ class LedgerEnd:
     ) -> None:
         """Start with all entries before `first` confirmed."""
         self.lac = EntryId(first - 1)
-        self._reader, self._ports, self._nursery, self._tell = reader, ports, nursery, tell
+        self._reader, self._ports, self._nursery, self._notify = reader, ports, nursery, tell
         self._loop = asyncio.get_running_loop()
         self._choice = PollChoice()
         self._wanted = first
@@ -102,7 +102,7 @@ class LedgerEnd:
         if lac > self.lac:
             self.lac = EntryId(lac)
             self._notified_at = self._loop.time()
-            self._tell()
+            self._notify()
 
     # docs/protocol.md T5
     def ensemble_changed(self) -> None:
@@ -142,18 +142,18 @@ class LedgerEnd:
         """If the node's own bookie reports nothing new for as long as a long poll takes, ask the other bookies."""
         for bookie in self._choice.due(self._ports.clock.now()):
             self._nursery.spawn(self._ask_again(bookie, self.lac), name=f"has {bookie} caught up")
-        self._look_at(own, self._loop.time() + POLL_MS / 1000)
+        self._check_at(own, self._loop.time() + POLL_MS / 1000)
 
-    def _look_at(self, own: BookieId, when: float) -> None:
-        def look() -> None:
+    def _check_at(self, own: BookieId, when: float) -> None:
+        def check() -> None:
             due = self._notified_at + POLL_MS / 1000
             if due > when:
-                self._look_at(own, due)
+                self._check_at(own, due)
             else:
                 self._waits_at = None
                 self._ask_others({own: self.lac})
 
-        self._timer = self._loop.call_at(when, look)
+        self._timer = self._loop.call_at(when, check)
 
     def _long_poll(self, asked: BookieId, lac: EntryId) -> None:
         self._polls += 1
@@ -249,7 +249,7 @@ class LedgerEnd:
     def _end_poll(self) -> None:
         if not self._is_over:
             self._is_polling = False
-            self._tell()
+            self._notify()
 
     def _keep_piggyback(self, answer: ReadAnswer) -> None:
         if answer.packet is None or answer.entry != self._wanted or answer.entry > answer.max_lac:

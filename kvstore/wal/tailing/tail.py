@@ -44,7 +44,7 @@ REST_S = 0.01
 """Batching delay: seconds after a taker received entries until it receives more. The delay ends early if GIVEN_MAX
 entries or many bytes are waiting, or if a caller requests them. The fixed cost of an entry is then paid once for all of
 them."""
-LOOK_AGAIN_S = 10.0
+CHECK_S = 10.0
 
 
 class TailReader:
@@ -81,7 +81,7 @@ class TailReader:
         while a pin holds it."""
         self._is_stale = False
         """True if the metadata of the current ledger may have changed."""
-        self._looked_at = 0.0
+        self._checked_at = 0.0
         self._news = ReaderWakeup()
         self._loop = asyncio.get_running_loop()
         self._taker: Taker | None = None
@@ -92,7 +92,7 @@ class TailReader:
         """Timer for the end of the batching delay."""
         self._given_at = 0.0
         self._is_closed = False
-        self._watches: list[Watch] = [store.watch(paths.partition_log(partition), self._news.tell)]
+        self._watches: list[Watch] = [store.watch(paths.partition_log(partition), self._news.notify)]
 
     async def read(self, wait_ms: int, taker: Taker | None = None) -> Sequence[LogEntry]:
         """Return the next entries; see LogReader.read."""
@@ -107,10 +107,10 @@ class TailReader:
                 self._end.poll(self._next)
             self._taker = taker
             try:
-                await self._news.wait(min(left_s, LOOK_AGAIN_S))
+                await self._news.wait(min(left_s, CHECK_S))
             finally:
                 self._taker = None
-            if self._ports.clock.now() - self._looked_at >= LOOK_AGAIN_S:
+            if self._ports.clock.now() - self._checked_at >= CHECK_S:
                 self._is_stale = True
 
     def confirm(self, position: Position) -> None:
@@ -129,7 +129,7 @@ class TailReader:
     def _notify(self) -> None:
         """Handle a notification that the current ledger may have new entries."""
         if self._taker is None:
-            self._news.tell()
+            self._news.notify()
         elif self._gathering is not None:
             if self._end.lac - self._next >= GIVEN_MAX - 1 or self._end.fresh.are_many:
                 self._end_rest()
@@ -160,7 +160,7 @@ class TailReader:
             except Exception as error:  # noqa: BLE001  # the read's caller knows what to do
                 self._news.fail(error)
         if not entries or self._next <= self._end.limit:
-            self._news.tell()
+            self._news.notify()
 
     # docs/protocol.md L10, T11
     def _fresh(self) -> list[LogEntry]:
@@ -190,7 +190,7 @@ class TailReader:
     def nudge(self) -> None:
         """Read the list and the metadata again soon, because they have probably changed."""
         self._is_stale = True
-        self._news.tell()
+        self._news.notify()
 
     def _at_hand(self) -> list[LogEntry]:
         """Return the next entry if the last long poll carried it, which is usual for a tail at the end of the log."""
@@ -285,7 +285,7 @@ class TailReader:
         self._next = first
         if self._is_closed:  # closed meanwhile
             self._end.stop()
-        self._looked_at = self._ports.clock.now()
+        self._checked_at = self._ports.clock.now()
         self._is_stale = False
         for watch in self._watches[1:]:
             watch.close()
@@ -340,7 +340,7 @@ class TailReader:
         except MetadataError:
             self._is_stale = True  # continue with the known metadata until the metadata store is back
             return True
-        self._looked_at = self._ports.clock.now()
+        self._checked_at = self._ports.clock.now()
         self._end.ensemble_changed()
         return True
 

@@ -25,7 +25,7 @@ class ReaderWakeup:
         """Forget earlier notifications."""
         self._is_here = False
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Notify the reader that there may be something new."""
         self._is_here = True
         self._wake_up()

@@ -28,8 +28,8 @@ def _early_release() -> None:
 class _Nothing(dict[int, Any]):
     """Stores items, but finds none."""
 
-    def get(self, *_: Any) -> Any:
-        return None
+    def get(self, _: Any, default: Any = None) -> Any:
+        return default
 
     def __contains__(self, _: object) -> bool:
         return False
@@ -59,7 +59,7 @@ def _oldest_copy() -> None:
     def make(_original: Any) -> Any:
         def find(self: Any, entry: int) -> tuple[int, int]:
             looks = [
-                self._look(row, entry) for row, first in enumerate(self._firsts) if first <= entry <= self._lasts[row]
+                self._find(row, entry) for row, first in enumerate(self._firsts) if first <= entry <= self._lasts[row]
             ]
             return min((look for look in looks if look[0]), default=(0, 0))
 

@@ -16,7 +16,7 @@ from kvstore.proto.bookkeeper import Status
 from kvstore.proto.digest import master_key
 from kvstore.types import LedgerState
 from tests.bookie.directories.support import A, B, C, Naming, Spread, empty, open_spread, place_of
-from tests.bookie.support import KEY, crash, metadata, packet, run
+from tests.bookie.support import KEY, crash, in_world, metadata, packet, run
 from tests.sim.world.env import SimWorld
 
 LEDGERS = range(1, 25)
@@ -103,38 +103,38 @@ def test_bookie_with_one_directory_can_get_more(world: SimWorld, store: MemorySt
     assert ids[0] == ids[1]
 
 
-def test_larger_disk_gets_more_ledgers_and_a_full_one_none(world: SimWorld, store: MemoryStore, meta: Naming) -> None:
-    async def scenario() -> None:
-        shelf = await open_spread(world, store, meta, (A, B))
-        first, second = shelf.storage.parts
-        second.storage.free_bytes = lambda: 3 * first.storage.free_bytes()
-        counts = {A: 0, B: 0}
-        for ledger in range(1000, 2000):
-            counts[shelf.storage.homes.chosen(ledger).directory.path] += 1
-        assert 200 < counts[A] < 300
-        second.storage.journal.is_full = True
-        assert {shelf.storage.homes.chosen(ledger) for ledger in range(1000, 1100)} == {first}
-        assert not shelf.storage.is_readonly
+@in_world
+async def test_larger_disk_gets_more_ledgers_and_a_full_one_none(
+    world: SimWorld, store: MemoryStore, meta: Naming
+) -> None:
+    shelf = await open_spread(world, store, meta, (A, B))
+    first, second = shelf.storage.parts
+    second.storage.free_bytes = lambda: 3 * first.storage.free_bytes()
+    counts = {A: 0, B: 0}
+    for ledger in range(1000, 2000):
+        counts[shelf.storage.homes.chosen(ledger).directory.path] += 1
+    assert 200 < counts[A] < 300
+    second.storage.journal.is_full = True
+    assert {shelf.storage.homes.chosen(ledger) for ledger in range(1000, 1100)} == {first}
+    assert not shelf.storage.is_readonly
 
-    run(world, scenario())
 
-
-def test_requests_waiting_for_metadata_follow_the_first_one(world: SimWorld, store: MemoryStore, meta: Naming) -> None:
-    async def scenario() -> None:
-        shelf = await open_spread(world, store, meta, (A, B))
-        meta.gate = asyncio.Event()
-        add = shelf.submit(1, 0)
-        home = shelf.storage.homes.hold(1, lambda: None)[0]
-        other = next(each for each in shelf.storage.parts if each is not home)
-        other.storage.free_bytes = lambda: 1 << 60  # by now it would be chosen
-        fence = shelf.submit_read(1, fence=True)
-        meta.gate.set()
-        await add
-        assert (await fence)[0] in (Status.OK, Status.NO_ENTRY)
-        assert shelf.home(1) == home.directory.path
-        assert await shelf.add(1, 1) is Status.FENCED
-
-    run(world, scenario())
+@in_world
+async def test_requests_waiting_for_metadata_follow_the_first_one(
+    world: SimWorld, store: MemoryStore, meta: Naming
+) -> None:
+    shelf = await open_spread(world, store, meta, (A, B))
+    meta.gate = asyncio.Event()
+    add = shelf.submit(1, 0)
+    home = shelf.storage.homes.hold(1, lambda: None)[0]
+    other = next(each for each in shelf.storage.parts if each is not home)
+    other.storage.free_bytes = lambda: 1 << 60  # by now it would be chosen
+    fence = shelf.submit_read(1, fence=True)
+    meta.gate.set()
+    await add
+    assert (await fence)[0] in (Status.OK, Status.NO_ENTRY)
+    assert shelf.home(1) == home.directory.path
+    assert await shelf.add(1, 1) is Status.FENCED
 
 
 def test_fences_tombstones_and_lacs_are_found_in_any_directory(
@@ -229,45 +229,40 @@ def test_directory_restored_from_a_copy_is_doubted(world: SimWorld, store: Memor
     run(world, restored())
 
 
-def test_statistics_and_space_are_sums_over_directories(world: SimWorld, store: MemoryStore, meta: Naming) -> None:
-    async def scenario() -> None:
-        shelf = await open_spread(world, store, meta)
-        await fill(shelf)
-        assert isinstance(shelf.storage, SpreadStorage)
-        found = shelf.storage.refresh_statistics()
-        assert (found.adds, found.ledgers, found.directories, found.directories_failed) == (72, 24, 2, 0)
-        assert found.group_records.count == found.syncs > 2
-        assert not found.readonly
-        total, free = shelf.storage.space()
-        assert total > free > 0
-
-    run(world, scenario())
-
-
-def test_raw_adds_of_a_ledger_go_to_one_directory(world: SimWorld, store: MemoryStore, meta: Naming) -> None:
-    async def scenario() -> None:
-        shelf = await open_spread(world, store, meta, admit_raw_adds=True)
-        assert shelf.storage.raw.is_on
-        for ledger in range(100, 110):
-            meta.known[ledger] = replace(metadata(ledger, state=LedgerState.CLOSED), password=bytes(20))
-            for entry in range(2):
-                answer: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
-                shelf.storage.raw.add(ledger, entry, packet(ledger, entry), KEY, done=answer.set_result)
-                assert await answer is Status.OK
-        assert {shelf.home(ledger) for ledger in range(100, 110)} == {A, B}
-
-    run(world, scenario())
+@in_world
+async def test_statistics_and_space_are_sums_over_directories(
+    world: SimWorld, store: MemoryStore, meta: Naming
+) -> None:
+    shelf = await open_spread(world, store, meta)
+    await fill(shelf)
+    assert isinstance(shelf.storage, SpreadStorage)
+    found = shelf.storage.refresh_statistics()
+    assert (found.adds, found.ledgers, found.directories, found.directories_failed) == (72, 24, 2, 0)
+    assert found.group_records.count == found.syncs > 2
+    assert not found.readonly
+    total, free = shelf.storage.space()
+    assert total > free > 0
 
 
-def test_metadata_of_a_closed_ledger_is_read_once_for_all_directories(
+@in_world
+async def test_raw_adds_of_a_ledger_go_to_one_directory(world: SimWorld, store: MemoryStore, meta: Naming) -> None:
+    shelf = await open_spread(world, store, meta, admit_raw_adds=True)
+    assert shelf.storage.raw.is_on
+    for ledger in range(100, 110):
+        meta.known[ledger] = replace(metadata(ledger, state=LedgerState.CLOSED), password=bytes(20))
+        for entry in range(2):
+            answer: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
+            shelf.storage.raw.add(ledger, entry, packet(ledger, entry), KEY, done=answer.set_result)
+            assert await answer is Status.OK
+    assert {shelf.home(ledger) for ledger in range(100, 110)} == {A, B}
+
+
+@in_world
+async def test_metadata_of_a_closed_ledger_is_read_once_for_all_directories(
     world: SimWorld, store: MemoryStore, meta: Naming
 ) -> None:
     """The directories share one admission, so each question is asked once and counted once."""
-
-    async def scenario() -> None:
-        shelf = await open_spread(world, store, meta)
-        meta.create(1, LedgerState.CLOSED, 3)
-        assert await shelf.add(1, 0) is Status.FENCED
-        assert shelf.storage.refresh_statistics().asked_metadata == 1
-
-    run(world, scenario())
+    shelf = await open_spread(world, store, meta)
+    meta.create(1, LedgerState.CLOSED, 3)
+    assert await shelf.add(1, 0) is Status.FENCED
+    assert shelf.storage.refresh_statistics().asked_metadata == 1

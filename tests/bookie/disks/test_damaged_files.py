@@ -11,7 +11,7 @@ from kvstore.bookie.upkeep.limbo import survey
 from kvstore.proto.bookkeeper import Status
 from kvstore.types import LedgerState
 from tests.bookie.disks.test_damage import L, idle, offset_of, opened, without_checkpoints, written
-from tests.bookie.support import Metadata, Shelf, crash, metadata, run, segments, tiny
+from tests.bookie.support import Metadata, Shelf, crash, in_world, metadata, run, segments, tiny
 from tests.sim.world.disk import SimDisk, SimFile
 from tests.sim.world.env import SimWorld
 from tests.sim.world.pause import pause
@@ -361,31 +361,28 @@ def test_damaged_checkpoint_only_costs_a_scan(world: SimWorld, byte: int) -> Non
 # Syncs that fail, disks that are full
 
 
-def test_full_disk_makes_the_bookie_readonly_until_space_is_freed(world: SimWorld) -> None:
+@in_world
+async def test_full_disk_makes_the_bookie_readonly_until_space_is_freed(world: SimWorld) -> None:
     moves: list[bool] = []
-
-    async def fill() -> None:
-        shelf = await opened(world)
-        disk = world.node("b1").disk
-        shelf.storage.on_readonly(moves.append)
-        disk.set_capacity(6 * 4096)
-        entry = 0
-        while (status := await shelf.add(L, entry, b"x" * 300)) is Status.OK:
-            entry += 1
-        assert status is Status.READ_ONLY
-        assert moves == [True]
-        assert shelf.storage.is_readonly
-        assert await shelf.status(L, 0) is Status.OK, "reads are served"
-        assert await shelf.add(L, entry, recovery=True) is Status.OK, "recovery continues to write from the reserve"
-        assert await shelf.status(9, fence=True) is Status.NO_ENTRY, "fences too"
-        assert await shelf.add(9, 0) is Status.FENCED
-        assert await shelf.write_lac(L, 1) is Status.READ_ONLY
-        disk.set_capacity(1 << 30)
-        await pause(3)
-        assert moves == [True, False]
-        assert await shelf.add(L, entry + 1) is Status.OK
-
-    run(world, fill())
+    shelf = await opened(world)
+    disk = world.node("b1").disk
+    shelf.storage.on_readonly(moves.append)
+    disk.set_capacity(6 * 4096)
+    entry = 0
+    while (status := await shelf.add(L, entry, b"x" * 300)) is Status.OK:
+        entry += 1
+    assert status is Status.READ_ONLY
+    assert moves == [True]
+    assert shelf.storage.is_readonly
+    assert await shelf.status(L, 0) is Status.OK, "reads are served"
+    assert await shelf.add(L, entry, recovery=True) is Status.OK, "recovery continues to write from the reserve"
+    assert await shelf.status(9, fence=True) is Status.NO_ENTRY, "fences too"
+    assert await shelf.add(9, 0) is Status.FENCED
+    assert await shelf.write_lac(L, 1) is Status.READ_ONLY
+    disk.set_capacity(1 << 30)
+    await pause(3)
+    assert moves == [True, False]
+    assert await shelf.add(L, entry + 1) is Status.OK
 
 
 def test_recovery_is_refused_when_the_reserve_is_used_up(world: SimWorld) -> None:
@@ -412,17 +409,15 @@ def test_recovery_is_refused_when_the_reserve_is_used_up(world: SimWorld) -> Non
 
 
 # docs/protocol.md B9
-def test_reserve_is_kept_free_for_records_that_must_not_fail(world: SimWorld) -> None:
-    async def fill() -> None:
-        shelf = await opened(world, reserve_bytes=100_000)
-        disk = world.node("b1").disk
-        disk.set_capacity(200_000)
-        entry = 0
-        while await shelf.add(L, entry, b"x" * 300) is Status.OK:
-            entry += 1
-        assert 95_000 <= disk.free_bytes() <= 110_000, "checkpoints use the reserve"
-
-    run(world, fill())
+@in_world
+async def test_reserve_is_kept_free_for_records_that_must_not_fail(world: SimWorld) -> None:
+    shelf = await opened(world, reserve_bytes=100_000)
+    disk = world.node("b1").disk
+    disk.set_capacity(200_000)
+    entry = 0
+    while await shelf.add(L, entry, b"x" * 300) is Status.OK:
+        entry += 1
+    assert 95_000 <= disk.free_bytes() <= 110_000, "checkpoints use the reserve"
 
 
 # docs/protocol.md B31

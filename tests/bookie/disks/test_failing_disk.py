@@ -7,9 +7,9 @@ from errno import EIO, ENOMEM, ENOSPC
 import pytest
 
 from kvstore.bookie.journal.segment import segment_name
-from kvstore.bookie.journal.supply import LOOK_S
+from kvstore.bookie.journal.supply import POLL_S
 from kvstore.proto.bookkeeper import Status
-from tests.bookie.support import Shelf, crash, run, tiny
+from tests.bookie.support import Shelf, crash, in_world, run, tiny
 from tests.sim.world.disk import SimDisk, SimFile
 from tests.sim.world.env import NodeCrashed, SimWorld
 from tests.sim.world.pause import pause
@@ -91,7 +91,8 @@ def test_directory_that_cannot_be_synced_ends_the_process(world: SimWorld, monke
     assert "the directory's sync failed" in world.fatals[0][1]
 
 
-def test_checkpoint_that_cannot_be_written_leaves_no_file_open(
+@in_world
+async def test_checkpoint_that_cannot_be_written_leaves_no_file_open(
     world: SimWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unfinished: list[str] = []
@@ -108,16 +109,13 @@ def test_checkpoint_that_cannot_be_written_leaves_no_file_open(
             unfinished.remove(file._path)
         close(file)
 
-    async def write() -> None:
-        shelf = await opened(world)
-        monkeypatch.setattr(SimFile, "pwrite", refused)
-        monkeypatch.setattr(SimFile, "close", closed)
-        for entry in range(40):
-            assert await shelf.add(L, entry, b"x" * 300) is Status.OK
-        assert shelf.storage.journal.synced_file > 2
-        assert unfinished == []
-
-    run(world, write())
+    shelf = await opened(world)
+    monkeypatch.setattr(SimFile, "pwrite", refused)
+    monkeypatch.setattr(SimFile, "close", closed)
+    for entry in range(40):
+        assert await shelf.add(L, entry, b"x" * 300) is Status.OK
+    assert shelf.storage.journal.synced_file > 2
+    assert unfinished == []
 
 
 # Disks that are full when the bookie starts
@@ -194,7 +192,7 @@ def test_removal_of_journal_files_ends_the_process(world: SimWorld, what: str) -
         for name in names:
             disk.remove(f"{folder}/{name}")
         assert await shelf.add(L, 1) is Status.OK, "it cannot know yet"
-        await pause(2 * LOOK_S)
+        await pause(2 * POLL_S)
 
     with pytest.raises(NodeCrashed):
         run(world, write())

@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from kvstore.bookie.journal.room import KEPT_MAX, Use, kept_bytes, leaves, start_bytes
-from kvstore.bookie.journal.supply import LOOK_S
+from kvstore.bookie.journal.supply import POLL_S
 from kvstore.bookie.upkeep.reclaim import Reclaimer
 from kvstore.proto.bookkeeper import Status
-from tests.bookie.support import Metadata, Shelf, crash, metadata, run, segments, tiny
+from tests.bookie.support import Metadata, Shelf, crash, in_world, metadata, run, segments, tiny
 from tests.sim.world.env import SimWorld
 from tests.sim.world.pause import pause
 
@@ -40,145 +40,124 @@ async def add_all(shelf: Shelf, ledger: int, size: int = 300, *, first: int = 0,
     return entry
 
 
-def test_disk_filled_by_adds_and_copies_takes_fences_and_is_reclaimed(world: SimWorld, meta: Metadata) -> None:
-    async def scenario() -> None:
-        shelf, reclaimer = await opened(world, meta)
-        world.node("b1").disk.set_capacity(6 * SEGMENT)
-        await add_all(shelf, OLD)
-        copied = await add_all(shelf, COPIES, recovery=True)
-        await add_all(shelf, COPIES, 1, first=copied, recovery=True)
-        assert copied, "recovery adds have more space than ordinary ones"
-        for ledger in range(100, 110):
-            assert await shelf.status(ledger, fence=True) is Status.NO_ENTRY, "a fence still has space"
-        world.env("b1").nursery.spawn(reclaimer.run(), name="reclaim")
-        meta.known[OLD] = None
-        await pause(20)
-        assert not shelf.storage.is_readonly
-        assert await shelf.add(MORE, 0) is Status.OK
-        assert [await shelf.status(COPIES, entry) for entry in range(copied)] == [Status.OK] * copied
-
-    run(world, scenario())
+@in_world
+async def test_disk_filled_by_adds_and_copies_takes_fences_and_is_reclaimed(world: SimWorld, meta: Metadata) -> None:
+    shelf, reclaimer = await opened(world, meta)
+    world.node("b1").disk.set_capacity(6 * SEGMENT)
+    await add_all(shelf, OLD)
+    copied = await add_all(shelf, COPIES, recovery=True)
+    await add_all(shelf, COPIES, 1, first=copied, recovery=True)
+    assert copied, "recovery adds have more space than ordinary ones"
+    for ledger in range(100, 110):
+        assert await shelf.status(ledger, fence=True) is Status.NO_ENTRY, "a fence still has space"
+    world.env("b1").nursery.spawn(reclaimer.run(), name="reclaim")
+    meta.known[OLD] = None
+    await pause(20)
+    assert not shelf.storage.is_readonly
+    assert await shelf.add(MORE, 0) is Status.OK
+    assert [await shelf.status(COPIES, entry) for entry in range(copied)] == [Status.OK] * copied
 
 
-def test_full_disk_of_sparse_segments_is_compacted(world: SimWorld, meta: Metadata) -> None:
+@in_world
+async def test_full_disk_of_sparse_segments_is_compacted(world: SimWorld, meta: Metadata) -> None:
     """No segment is empty: live entries must be rewritten before any space is freed."""
-
-    async def scenario() -> None:
-        shelf, reclaimer = await opened(world, meta)
-        disk = world.node("b1").disk
-        disk.set_capacity(8 * SEGMENT)
-        entry = 0
-        while await shelf.add(OLD, entry, b"x" * 900) is Status.OK:
-            if entry % 12 == 0:
-                await shelf.add(MORE, entry // 12, b"kept" * 20)
-            entry += 1
-        kept = (entry - 1) // 12
-        await add_all(shelf, COPIES, 1, recovery=True)
-        meta.known[OLD] = None
-        await reclaimer.drop_deleted()
-        assert len(await reclaimer.free_segments()) > 3
-        assert not shelf.storage.is_readonly
-        for each in range(kept):
-            assert await shelf.payload(MORE, each) == b"kept" * 20
-
-    run(world, scenario())
+    shelf, reclaimer = await opened(world, meta)
+    disk = world.node("b1").disk
+    disk.set_capacity(8 * SEGMENT)
+    entry = 0
+    while await shelf.add(OLD, entry, b"x" * 900) is Status.OK:
+        if entry % 12 == 0:
+            await shelf.add(MORE, entry // 12, b"kept" * 20)
+        entry += 1
+    kept = (entry - 1) // 12
+    await add_all(shelf, COPIES, 1, recovery=True)
+    meta.known[OLD] = None
+    await reclaimer.drop_deleted()
+    assert len(await reclaimer.free_segments()) > 3
+    assert not shelf.storage.is_readonly
+    for each in range(kept):
+        assert await shelf.payload(MORE, each) == b"kept" * 20
 
 
-def test_fences_take_segments_from_the_reserve_when_needed(world: SimWorld, meta: Metadata) -> None:
+@in_world
+async def test_fences_take_segments_from_the_reserve_when_needed(world: SimWorld, meta: Metadata) -> None:
     """Nothing else does, so that a bookie whose disk stays full can still fence."""
-
-    async def scenario() -> None:
-        shelf, _ = await opened(world, meta, reserve_bytes=4 * SEGMENT)
-        disk = world.node("b1").disk
-        disk.set_capacity(12 * SEGMENT)
-        await add_all(shelf, OLD)
-        for ledger in range(1000, 1400):
-            assert await shelf.status(ledger, fence=True) is Status.NO_ENTRY
-        free = disk.free_bytes()
-        assert free < 4 * SEGMENT
-        assert await shelf.add(COPIES, 0, recovery=True) is Status.READ_ONLY, (
-            "space taken for fences is only for fences"
-        )
-        assert await shelf.add(MORE, 0) is Status.READ_ONLY
-        assert disk.free_bytes() == free
-        files = len(segments(disk, tiny(segment_bytes=SEGMENT)))
-        disk.set_capacity(40 * SEGMENT)
-        await pause(3)
-        assert await shelf.add(MORE, 0) is Status.OK
-        assert len(segments(disk)) == files + 1
-
-    run(world, scenario())
+    shelf, _ = await opened(world, meta, reserve_bytes=4 * SEGMENT)
+    disk = world.node("b1").disk
+    disk.set_capacity(12 * SEGMENT)
+    await add_all(shelf, OLD)
+    for ledger in range(1000, 1400):
+        assert await shelf.status(ledger, fence=True) is Status.NO_ENTRY
+    free = disk.free_bytes()
+    assert free < 4 * SEGMENT
+    assert await shelf.add(COPIES, 0, recovery=True) is Status.READ_ONLY, "space taken for fences is only for fences"
+    assert await shelf.add(MORE, 0) is Status.READ_ONLY
+    assert disk.free_bytes() == free
+    files = len(segments(disk, tiny(segment_bytes=SEGMENT)))
+    disk.set_capacity(40 * SEGMENT)
+    await pause(3)
+    assert await shelf.add(MORE, 0) is Status.OK
+    assert len(segments(disk)) == files + 1
 
 
-def test_fence_uses_any_remaining_space(world: SimWorld, meta: Metadata) -> None:
+@in_world
+async def test_fence_uses_any_remaining_space(world: SimWorld, meta: Metadata) -> None:
     """Each fence that fails delays a recovery, and with it the next leader."""
     large = 4 * SEGMENT
-
-    async def scenario() -> None:
-        config = tiny(segment_bytes=large, reserve_bytes=2 * large)
-        shelf = await Shelf(world.env("b1"), config, meta).start()
-        disk = world.node("b1").disk
-        disk.set_capacity(6 * large)
-        await add_all(shelf, OLD)
-        disk.set_capacity(disk.config.capacity_bytes - disk.free_bytes() + kept_bytes(large) - 1)
-        fenced = 0
-        while await shelf.status(1000 + fenced, fence=True) is Status.NO_ENTRY:
-            fenced += 1
-        assert disk.free_bytes() < start_bytes(large) + 600, "no space for a fence is left"
-        assert len(segments(disk)) < 20, "and not in one piece each"
-        shelf.storage.stop()
-        again = await Shelf(shelf.env, config, meta).start()
-        for ledger in range(1000, 1000 + fenced):
-            assert await again.add(ledger, 0) is Status.FENCED
-
-    run(world, scenario())
+    config = tiny(segment_bytes=large, reserve_bytes=2 * large)
+    shelf = await Shelf(world.env("b1"), config, meta).start()
+    disk = world.node("b1").disk
+    disk.set_capacity(6 * large)
+    await add_all(shelf, OLD)
+    disk.set_capacity(disk.config.capacity_bytes - disk.free_bytes() + kept_bytes(large) - 1)
+    fenced = 0
+    while await shelf.status(1000 + fenced, fence=True) is Status.NO_ENTRY:
+        fenced += 1
+    assert disk.free_bytes() < start_bytes(large) + 600, "no space for a fence is left"
+    assert len(segments(disk)) < 20, "and not in one piece each"
+    shelf.storage.stop()
+    again = await Shelf(shelf.env, config, meta).start()
+    for ledger in range(1000, 1000 + fenced):
+        assert await again.add(ledger, 0) is Status.FENCED
 
 
-def test_free_space_is_read_from_the_journals_disk(world: SimWorld, meta: Metadata) -> None:
+@in_world
+async def test_free_space_is_read_from_the_journals_disk(world: SimWorld, meta: Metadata) -> None:
     """It may be another disk than that of the data directory."""
-
-    async def scenario() -> None:
-        shelf, _ = await opened(world, meta, reserve_bytes=4 * SEGMENT)
-        disk, journal_dir = world.node("b1").disk, tiny().journal_dir
-        disk.set_capacity(12 * SEGMENT)
-        await add_all(shelf, OLD)
-        free_bytes = disk.free_bytes
-        disk.free_bytes = lambda path="": free_bytes(path) if path == journal_dir else 0  # type: ignore[method-assign]
-        for ledger in range(1000, 1400):
-            assert await shelf.status(ledger, fence=True) is Status.NO_ENTRY
-
-    run(world, scenario())
+    shelf, _ = await opened(world, meta, reserve_bytes=4 * SEGMENT)
+    disk, journal_dir = world.node("b1").disk, tiny().journal_dir
+    disk.set_capacity(12 * SEGMENT)
+    await add_all(shelf, OLD)
+    free_bytes = disk.free_bytes
+    disk.free_bytes = lambda path="": free_bytes(path) if path == journal_dir else 0  # type: ignore[method-assign]
+    for ledger in range(1000, 1400):
+        assert await shelf.status(ledger, fence=True) is Status.NO_ENTRY
 
 
-def test_add_refused_for_lack_of_space_leaves_nothing_behind(world: SimWorld, meta: Metadata) -> None:
+@in_world
+async def test_add_refused_for_lack_of_space_leaves_nothing_behind(world: SimWorld, meta: Metadata) -> None:
     """Not even the key of its ledger, because writers retry repeatedly."""
-
-    async def scenario() -> None:
-        shelf, _ = await opened(world, meta)
-        world.node("b1").disk.set_capacity(6 * SEGMENT)
-        await add_all(shelf, OLD)
-        room = shelf.storage.journal.room
-        for ledger in range(100, 150):
-            assert await shelf.add(ledger, 0) is Status.READ_ONLY
-        assert shelf.storage.journal.room == room
-
-    run(world, scenario())
+    shelf, _ = await opened(world, meta)
+    world.node("b1").disk.set_capacity(6 * SEGMENT)
+    await add_all(shelf, OLD)
+    room = shelf.storage.journal.room
+    for ledger in range(100, 150):
+        assert await shelf.add(ledger, 0) is Status.READ_ONLY
+    assert shelf.storage.journal.room == room
 
 
-def test_copy_refused_for_lack_of_space_leaves_nothing_behind(world: SimWorld, meta: Metadata) -> None:
-    async def scenario() -> None:
-        shelf, _ = await opened(world, meta)
-        world.node("b1").disk.set_capacity(6 * SEGMENT)
-        await add_all(shelf, OLD)
-        await add_all(shelf, COPIES, 900, recovery=True)
-        room = shelf.storage.journal.room
-        assert room > leaves(Use.COPY, SEGMENT) + 100, "a key alone would fit"
-        for ledger in range(100, 150):
-            assert await shelf.add(ledger, 0, b"x" * 900, recovery=True) is Status.READ_ONLY
-        assert shelf.storage.journal.room == room
-        assert not shelf.storage.inventory.ledgers.keys() & set(range(100, 150))
-
-    run(world, scenario())
+@in_world
+async def test_copy_refused_for_lack_of_space_leaves_nothing_behind(world: SimWorld, meta: Metadata) -> None:
+    shelf, _ = await opened(world, meta)
+    world.node("b1").disk.set_capacity(6 * SEGMENT)
+    await add_all(shelf, OLD)
+    await add_all(shelf, COPIES, 900, recovery=True)
+    room = shelf.storage.journal.room
+    assert room > leaves(Use.COPY, SEGMENT) + 100, "a key alone would fit"
+    for ledger in range(100, 150):
+        assert await shelf.add(ledger, 0, b"x" * 900, recovery=True) is Status.READ_ONLY
+    assert shelf.storage.journal.room == room
+    assert not shelf.storage.inventory.ledgers.keys() & set(range(100, 150))
 
 
 def test_each_use_leaves_its_share_free() -> None:
@@ -189,29 +168,26 @@ def test_each_use_leaves_its_share_free() -> None:
 
 
 @pytest.mark.parametrize("size", range(60, 90))
-def test_segment_never_outgrows_its_allocated_space(world: SimWorld, meta: Metadata, size: int) -> None:
+@in_world
+async def test_segment_never_outgrows_its_allocated_space(world: SimWorld, meta: Metadata, size: int) -> None:
     """On a disk without a free byte the journal would stop: fences would wait forever, and so would reclaim, which
     could free space."""
-
-    async def scenario() -> None:
-        shelf, _ = await opened(world, meta)
-        disk = world.node("b1").disk
-        paths, full = segments(disk), 0
-        for entry in range(250):
-            assert await shelf.add(OLD, entry, b"x" * size) is Status.OK
-            if segments(disk) == paths:
-                continue
-            paths, full = segments(disk), full + 1
-            disk.set_capacity(disk.config.capacity_bytes - disk.free_bytes())
-            assert all(disk.open(path).size() == SEGMENT for path in paths)
-            async with asyncio.timeout(1):
-                assert await shelf.status(1000 + entry, fence=True) is Status.NO_ENTRY
-            disk.set_capacity(100 * SEGMENT)
-            await pause(2)
-            paths = segments(disk)
-        assert full >= 2
-
-    run(world, scenario())
+    shelf, _ = await opened(world, meta)
+    disk = world.node("b1").disk
+    paths, full = segments(disk), 0
+    for entry in range(250):
+        assert await shelf.add(OLD, entry, b"x" * size) is Status.OK
+        if segments(disk) == paths:
+            continue
+        paths, full = segments(disk), full + 1
+        disk.set_capacity(disk.config.capacity_bytes - disk.free_bytes())
+        assert all(disk.open(path).size() == SEGMENT for path in paths)
+        async with asyncio.timeout(1):
+            assert await shelf.status(1000 + entry, fence=True) is Status.NO_ENTRY
+        disk.set_capacity(100 * SEGMENT)
+        await pause(2)
+        paths = segments(disk)
+    assert full >= 2
 
 
 # docs/protocol.md B9
@@ -249,26 +225,26 @@ def test_starts_never_use_up_a_full_disk(world: SimWorld, meta: Metadata, end: s
 
 
 # docs/protocol.md B9
-def test_disk_filled_by_others_into_the_reserve_takes_no_adds_until_freed(world: SimWorld, meta: Metadata) -> None:
-    async def scenario() -> None:
-        shelf, _ = await opened(world, meta, reserve_bytes=4 * SEGMENT)
-        disk, capacity = world.node("b1").disk, 40 * SEGMENT
-        disk.set_capacity(capacity)
-        assert await shelf.add(OLD, 0) is Status.OK
-        taken = capacity - disk.free_bytes()
+@in_world
+async def test_disk_filled_by_others_into_the_reserve_takes_no_adds_until_freed(
+    world: SimWorld, meta: Metadata
+) -> None:
+    shelf, _ = await opened(world, meta, reserve_bytes=4 * SEGMENT)
+    disk, capacity = world.node("b1").disk, 40 * SEGMENT
+    disk.set_capacity(capacity)
+    assert await shelf.add(OLD, 0) is Status.OK
+    taken = capacity - disk.free_bytes()
 
-        async def look(free: int) -> bool:
-            disk.set_capacity(taken + free)
-            await pause(2 * LOOK_S)
-            assert shelf.storage.refresh_statistics().free_bytes == free
-            return shelf.storage.is_readonly
+    async def look(free: int) -> bool:
+        disk.set_capacity(taken + free)
+        await pause(2 * POLL_S)
+        assert shelf.storage.refresh_statistics().free_bytes == free
+        return shelf.storage.is_readonly
 
-        assert not await look(2 * SEGMENT), "half of the reserve: the segment ahead was made before"
-        assert await look(2 * SEGMENT - 1)
-        assert await shelf.add(OLD, 1) is Status.READ_ONLY
-        assert await shelf.status(OLD, fence=True) is Status.OK, "the reserve is for this"
-        assert await look(4 * SEGMENT - 1), "the state does not flip at each byte"
-        assert not await look(4 * SEGMENT)
-        assert await shelf.add(MORE, 0) is Status.OK
-
-    run(world, scenario())
+    assert not await look(2 * SEGMENT), "half of the reserve: the segment ahead was made before"
+    assert await look(2 * SEGMENT - 1)
+    assert await shelf.add(OLD, 1) is Status.READ_ONLY
+    assert await shelf.status(OLD, fence=True) is Status.OK, "the reserve is for this"
+    assert await look(4 * SEGMENT - 1), "the state does not flip at each byte"
+    assert not await look(4 * SEGMENT)
+    assert await shelf.add(MORE, 0) is Status.OK

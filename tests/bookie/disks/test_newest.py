@@ -10,7 +10,7 @@ from kvstore.proto.bookkeeper import Status
 from kvstore.proto.digest import master_key
 from kvstore.types import NO_LEDGER, LedgerId
 from tests.bookie.peer import Peer, Served, serve
-from tests.bookie.support import Metadata, Shelf, crash, metadata, run, tiny
+from tests.bookie.support import Metadata, Shelf, crash, in_world, metadata, run, tiny
 from tests.sim.world.env import SimWorld
 
 OURS, FOREIGN = b"ours", b"theirs"
@@ -55,29 +55,24 @@ def test_newest_own_ledger_is_the_highest_with_a_key_of_the_cluster(world: SimWo
         run(world, again())
 
 
-def test_fence_and_greeting_count_as_seen(world: SimWorld) -> None:
-    async def scenario() -> None:
-        shelf = await opened(world, Owned())
-        assert await shelf.status(7, fence=True, key=master_key(OURS)) is Status.NO_ENTRY
-        assert shelf.storage.own_ledgers.newest == 7
-        assert await shelf.write_lac(8, -1, key=master_key(OURS)) is Status.OK
-        assert shelf.storage.own_ledgers.newest == 8
-
-    run(world, scenario())
+@in_world
+async def test_fence_and_greeting_count_as_seen(world: SimWorld) -> None:
+    shelf = await opened(world, Owned())
+    assert await shelf.status(7, fence=True, key=master_key(OURS)) is Status.NO_ENTRY
+    assert shelf.storage.own_ledgers.newest == 7
+    assert await shelf.write_lac(8, -1, key=master_key(OURS)) is Status.OK
+    assert shelf.storage.own_ledgers.newest == 8
 
 
-def test_dropped_ledger_counts_until_the_bookie_restarts(world: SimWorld) -> None:
+@in_world
+async def test_dropped_ledger_counts_until_the_bookie_restarts(world: SimWorld) -> None:
     meta = Owned()
-
-    async def scenario() -> None:
-        shelf = await opened(world, meta)
-        assert await shelf.add(7, 0, key=master_key(OURS)) is Status.OK
-        meta.known[7] = None
-        await Reclaimer(shelf.env, tiny(), shelf.storage, meta).drop_deleted()
-        assert 7 not in shelf.storage.inventory.ledgers
-        assert shelf.storage.own_ledgers.newest == 7
-
-    run(world, scenario())
+    shelf = await opened(world, meta)
+    assert await shelf.add(7, 0, key=master_key(OURS)) is Status.OK
+    meta.known[7] = None
+    await Reclaimer(shelf.env, tiny(), shelf.storage, meta).drop_deleted()
+    assert 7 not in shelf.storage.inventory.ledgers
+    assert shelf.storage.own_ledgers.newest == 7
 
 
 def test_newest_ledger_is_sent_only_to_clients_that_ask(world: SimWorld) -> None:

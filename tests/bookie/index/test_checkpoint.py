@@ -23,6 +23,7 @@ from kvstore.bookie.index.checkpoint import (
     table_span,
 )
 from kvstore.bookie.index.entry_index import EntryIndex
+from tests.bits import flipped
 
 SALT = 0x0123456789ABCDEF
 ENTRIES = {2: (900, 50), 40: (108, 100), 42: (500, 200)}
@@ -102,7 +103,7 @@ def test_checkpoint_entries_read_back() -> None:
     assert {entry: (offset, size) for entry, offset, size in rows} == ENTRIES
 
 
-def test_the_bytes_do_not_change() -> None:
+def test_bytes_do_not_change() -> None:
     assert HEAD.hex() == "6b76732d696e6478" + "00000003" + HEAD[12:16].hex() + f"{HEADER_SIZE + 56:016x}{SIZE:016x}"
     assert DATA[HEADER_SIZE:AT].hex() == DATA[HEADER_SIZE : HEADER_SIZE + 4].hex() + (
         "00000003" + "0000000000000002" + "0000000000000028" + "000000000000002a"
@@ -125,12 +126,6 @@ def test_no_flipped_bit_and_no_cut_passes() -> None:
         assert decode_checkpoint(HEAD, flipped(TABLE, bit)) is None, bit
     assert not any(decode_checkpoint(HEAD, TABLE[:size]) for size in range(SIZE))
     assert not any(table_span(HEAD[:size]) for size in range(HEADER_SIZE))
-
-
-def flipped(data: bytes, bit: int) -> bytes:
-    changed = bytearray(data)
-    changed[bit // 8] ^= 1 << bit % 8
-    return bytes(changed)
 
 
 def test_block_with_a_flipped_bit_or_wrong_offset_does_not_pass() -> None:

@@ -30,7 +30,7 @@ from tests.bookie.index.index_support import (
     payload_of,
     statistics,
 )
-from tests.bookie.support import Metadata, Shelf, crash, metadata, packet, run, segments, tiny
+from tests.bookie.support import Metadata, Shelf, crash, in_world, metadata, packet, run, segments, tiny
 from tests.sim.world.disk import SimDisk, SimFile
 from tests.sim.world.env import SimWorld
 from tests.sim.world.pause import pause
@@ -61,46 +61,42 @@ def test_only_entries_of_the_open_segment_are_in_memory(world: SimWorld) -> None
 
 
 @pytest.mark.parametrize("step", [1, 3])
-def test_sealed_entry_takes_a_fraction_of_a_byte_of_memory(world: SimWorld, step: int) -> None:
-    async def scenario() -> None:
-        shelf = await Shelf(world.env("b1"), tiny(segment_bytes=1 << 20)).start()
-        inventory = shelf.storage.inventory
-        for entry in range(0, 40_000 * step, step):
-            answer = shelf.submit(L, entry, b"")
-            if entry % 1000 == 0:
-                assert await answer is Status.OK
-        await pause(1)
-        sealed = inventory.ledgers[L].sealed
-        assert sealed is not None
-        fences = sum(len(each) for each in sealed._fences.values())
-        rows = [sealed._firsts, sealed._lasts, sealed._high, sealed._counts, sealed._files, sealed._starts]
-        assert sum(8 * len(row) for row in rows) + 8 * fences < 0.1 * 40_000
-        assert (fences > 0) == (step > 1)
-        for entry in range(0, 40_000 * step, 97):
-            assert await shelf.status(L, entry) is (Status.NO_ENTRY if entry % step else Status.OK)
-
-    run(world, scenario())
+@in_world
+async def test_sealed_entry_takes_a_fraction_of_a_byte_of_memory(world: SimWorld, step: int) -> None:
+    shelf = await Shelf(world.env("b1"), tiny(segment_bytes=1 << 20)).start()
+    inventory = shelf.storage.inventory
+    for entry in range(0, 40_000 * step, step):
+        answer = shelf.submit(L, entry, b"")
+        if entry % 1000 == 0:
+            assert await answer is Status.OK
+    await pause(1)
+    sealed = inventory.ledgers[L].sealed
+    assert sealed is not None
+    fences = sum(len(each) for each in sealed._fences.values())
+    rows = [sealed._firsts, sealed._lasts, sealed._high, sealed._counts, sealed._files, sealed._starts]
+    assert sum(8 * len(row) for row in rows) + 8 * fences < 0.1 * 40_000
+    assert (fences > 0) == (step > 1)
+    for entry in range(0, 40_000 * step, 97):
+        assert await shelf.status(L, entry) is (Status.NO_ENTRY if entry % step else Status.OK)
 
 
-def test_old_entry_costs_one_index_read_and_a_new_one_none(world: SimWorld) -> None:
-    async def scenario() -> None:
-        shelf = await Shelf(world.env("b1"), LARGE).start()
-        await filled(shelf, 2000, L)
-        files = shelf.storage.inventory.index_files
-        for entry in (0, 700, 1999):
-            before = files.blocks_read
-            await shelf.payload(L, entry)
-            assert files.blocks_read - before == (entry < 1999)
+@in_world
+async def test_old_entry_costs_one_index_read_and_a_new_one_none(world: SimWorld) -> None:
+    shelf = await Shelf(world.env("b1"), LARGE).start()
+    await filled(shelf, 2000, L)
+    files = shelf.storage.inventory.index_files
+    for entry in (0, 700, 1999):
         before = files.blocks_read
-        for entry in range(700, 700 + BLOCK_ENTRIES // 2):
-            await shelf.payload(L, entry)
-        assert files.blocks_read - before <= 1, "neighbouring entries are in the same block"
-        before = files.blocks_read
-        for entry in range(2000, 2400):
-            assert await shelf.add(L, entry) is Status.OK
-        assert files.blocks_read == before, "adds look nothing up"
-
-    run(world, scenario())
+        await shelf.payload(L, entry)
+        assert files.blocks_read - before == (entry < 1999)
+    before = files.blocks_read
+    for entry in range(700, 700 + BLOCK_ENTRIES // 2):
+        await shelf.payload(L, entry)
+    assert files.blocks_read - before <= 1, "neighbouring entries are in the same block"
+    before = files.blocks_read
+    for entry in range(2000, 2400):
+        assert await shelf.add(L, entry) is Status.OK
+    assert files.blocks_read == before, "adds look nothing up"
 
 
 class Refusing:
@@ -124,43 +120,39 @@ def refusing(world: SimWorld) -> tuple[Env, Refusing]:
     return replace(world.env("b1"), disk=disk), disk  # type: ignore[arg-type]
 
 
-def test_entries_stay_in_memory_until_their_file_is_on_disk(world: SimWorld) -> None:
-    async def scenario() -> None:
-        env, disk = refusing(world)
-        shelf = await Shelf(env, CONFIG).start()
-        disk.refuses = True
-        await filled(shelf, 60, L)
-        held, rebuilt = statistics(shelf)
-        assert (held > 3, rebuilt) == (True, 0)
-        await check(shelf, 60, L)
-        assert statistics(shelf)[1] == 0, "they were answered from memory"
-        disk.refuses = False
-        await filled(shelf, 30, L, first=60)
-        assert statistics(shelf) == (0, 0), "those that were refused are written with the next one"
-        await check(shelf, 90, L)
-        assert all_whole(shelf.storage.inventory)
-
-    run(world, scenario())
+@in_world
+async def test_entries_stay_in_memory_until_their_file_is_on_disk(world: SimWorld) -> None:
+    env, disk = refusing(world)
+    shelf = await Shelf(env, CONFIG).start()
+    disk.refuses = True
+    await filled(shelf, 60, L)
+    held, rebuilt = statistics(shelf)
+    assert (held > 3, rebuilt) == (True, 0)
+    await check(shelf, 60, L)
+    assert statistics(shelf)[1] == 0, "they were answered from memory"
+    disk.refuses = False
+    await filled(shelf, 30, L, first=60)
+    assert statistics(shelf) == (0, 0), "those that were refused are written with the next one"
+    await check(shelf, 90, L)
+    assert all_whole(shelf.storage.inventory)
 
 
-def test_index_file_is_not_read_before_it_is_synced(world: SimWorld) -> None:
-    async def scenario() -> None:
-        shelf = await Shelf(world.env("b1"), CONFIG).start()
-        await filled(shelf, 12, L)
-        disk, files = world.node("b1").disk, shelf.storage.inventory.index_files
-        seen = 0
-        for entry in range(12, 80):
-            shelf.submit(L, entry, payload_of(L, entry))
-        for _ in range(400):
-            await pause(0.0001)
-            unsynced = [path for path in disk.names.now.files if path.endswith(".index.new")]
-            seen += bool(unsynced)
-            for path in unsynced:
-                assert files.is_held(int(path[-18:-10]))
-        assert seen > 3
-        assert await shelf.payload(L, 70) == payload_of(L, 70)
-
-    run(world, scenario())
+@in_world
+async def test_index_file_is_not_read_before_it_is_synced(world: SimWorld) -> None:
+    shelf = await Shelf(world.env("b1"), CONFIG).start()
+    await filled(shelf, 12, L)
+    disk, files = world.node("b1").disk, shelf.storage.inventory.index_files
+    seen = 0
+    for entry in range(12, 80):
+        shelf.submit(L, entry, payload_of(L, entry))
+    for _ in range(400):
+        await pause(0.0001)
+        unsynced = [path for path in disk.names.now.files if path.endswith(".index.new")]
+        seen += bool(unsynced)
+        for path in unsynced:
+            assert files.is_held(int(path[-18:-10]))
+    assert seen > 3
+    assert await shelf.payload(L, 70) == payload_of(L, 70)
 
 
 # Copies
@@ -263,21 +255,19 @@ def test_deleted_ledgers_entries_are_not_served_to_one_of_the_same_id(world: Sim
         run(world, again())
 
 
-def test_rebuilt_index_has_no_entries_dropped_before_the_segment_was_full(world: SimWorld) -> None:
-    async def scenario() -> None:
-        shelf = await Shelf(world.env("b1"), CONFIG).start()
-        await filled(shelf, 3, L)
-        Reclaimer(shelf.env, CONFIG, shelf.storage, shelf.meta).drop(L)
-        assert await shelf.add(L, 100, recovery=True) is Status.OK
-        await filled(shelf, 40, 8)
-        assert shelf.storage.inventory.ledgers[L].index.get(100)[0] >> 40 == 1, "all in one segment"
-        damaged_block(world.node("b1").disk, path_of(1), ledger=8)
-        await check(shelf, 40, 8)
-        assert statistics(shelf)[1] == 1
-        assert await shelf.entries(L) == (Status.OK, [(100, 1)])
-        assert [await shelf.status(L, entry) for entry in (0, 2, 99)] == [Status.NO_ENTRY] * 3
-
-    run(world, scenario())
+@in_world
+async def test_rebuilt_index_has_no_entries_dropped_before_the_segment_was_full(world: SimWorld) -> None:
+    shelf = await Shelf(world.env("b1"), CONFIG).start()
+    await filled(shelf, 3, L)
+    Reclaimer(shelf.env, CONFIG, shelf.storage, shelf.meta).drop(L)
+    assert await shelf.add(L, 100, recovery=True) is Status.OK
+    await filled(shelf, 40, 8)
+    assert shelf.storage.inventory.ledgers[L].index.get(100)[0] >> 40 == 1, "all in one segment"
+    damaged_block(world.node("b1").disk, path_of(1), ledger=8)
+    await check(shelf, 40, 8)
+    assert statistics(shelf)[1] == 1
+    assert await shelf.entries(L) == (Status.OK, [(100, 1)])
+    assert [await shelf.status(L, entry) for entry in (0, 2, 99)] == [Status.NO_ENTRY] * 3
 
 
 def test_reclaimed_segment_takes_its_index_file_along(world: SimWorld) -> None:
@@ -390,39 +380,34 @@ def test_entry_lost_in_index_and_segment_is_unknown_not_absent(world: SimWorld) 
         run(world, again())
 
 
-def test_bad_sector_of_a_segment_hides_only_its_own_entries(world: SimWorld) -> None:
+@in_world
+async def test_bad_sector_of_a_segment_hides_only_its_own_entries(world: SimWorld) -> None:
     """The rest of the segment is read around it when the index file is rebuilt."""
-
-    async def scenario() -> None:
-        shelf = await Shelf(world.env("b1"), LARGE).start()
-        await filled(shelf, 3000, L)
-        disk = world.node("b1").disk
-        damaged_block(disk, index_files(disk)[0])
-        disk.fail_reads(segments(disk)[0], range(200_000, 200_512))
-        statuses = [await shelf.status(L, entry) for entry in range(3000)]
-        assert set(statuses[:255]) == {Status.OK}, "those in the damaged block"
-        assert Status.UNKNOWN_LEDGER_STATE not in statuses, "the others are found in their blocks"
-        assert not shelf.storage.inventory.ledgers[L].is_limbo
-        await pause(1)
-        assert statistics(shelf) == (0, 1), "it is complete again"
-
-    run(world, scenario())
+    shelf = await Shelf(world.env("b1"), LARGE).start()
+    await filled(shelf, 3000, L)
+    disk = world.node("b1").disk
+    damaged_block(disk, index_files(disk)[0])
+    disk.fail_reads(segments(disk)[0], range(200_000, 200_512))
+    statuses = [await shelf.status(L, entry) for entry in range(3000)]
+    assert set(statuses[:255]) == {Status.OK}, "those in the damaged block"
+    assert Status.UNKNOWN_LEDGER_STATE not in statuses, "the others are found in their blocks"
+    assert not shelf.storage.inventory.ledgers[L].is_limbo
+    await pause(1)
+    assert statistics(shelf) == (0, 1), "it is complete again"
 
 
-def test_unreadable_segment_is_abandoned_soon(world: SimWorld) -> None:
-    async def scenario() -> None:
-        shelf = await Shelf(world.env("b1"), LARGE).start()
-        await filled(shelf, 3000, L)
-        disk = world.node("b1").disk
-        damaged_block(disk, index_files(disk)[0])
-        disk.fail_reads(segments(disk)[0])
-        reads = []
-        original = disk.check_readable
-        disk.check_readable = lambda *where: (reads.append(where), original(*where))  # type: ignore[method-assign,func-returns-value]
-        assert await shelf.status(L, 0) is Status.UNKNOWN_LEDGER_STATE
-        assert len(reads) < 200
-
-    run(world, scenario())
+@in_world
+async def test_unreadable_segment_is_abandoned_soon(world: SimWorld) -> None:
+    shelf = await Shelf(world.env("b1"), LARGE).start()
+    await filled(shelf, 3000, L)
+    disk = world.node("b1").disk
+    damaged_block(disk, index_files(disk)[0])
+    disk.fail_reads(segments(disk)[0])
+    reads = []
+    original = disk.check_readable
+    disk.check_readable = lambda *where: (reads.append(where), original(*where))  # type: ignore[method-assign,func-returns-value]
+    assert await shelf.status(L, 0) is Status.UNKNOWN_LEDGER_STATE
+    assert len(reads) < 200
 
 
 def test_index_of_another_segment_is_not_trusted(world: SimWorld) -> None:

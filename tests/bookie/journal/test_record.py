@@ -9,6 +9,7 @@ from crc32c import crc32c
 
 from kvstore.bookie.journal import record
 from kvstore.bookie.journal.record import FileHeader, GroupHeader, RecordKind
+from tests.bits import flipped
 
 SALT = 0x0123456789ABCDEF
 SEED = record.seed_of(SALT)
@@ -25,13 +26,7 @@ def decoded(data: bytes, offset: int = 4096) -> bytes | None:
     return body if head is not None and record.is_body_good(head, body) else None
 
 
-def flipped(data: bytes, bit: int) -> bytes:
-    changed = bytearray(data)
-    changed[bit // 8] ^= 1 << bit % 8
-    return bytes(changed)
-
-
-def test_the_bytes_do_not_change() -> None:
+def test_bytes_do_not_change() -> None:
     assert RECORD[:32].hex() == "01010000000000a800000000000000070000000000000003" + RECORD[24:32].hex()
     assert record.encode_record_head(RecordKind.ADD, 0, 7, 3, b"hello", seed=SEED, offset=4096).hex() == (
         "01000000000000050000000000000007000000000000000361ce95d99ae96020"
@@ -69,7 +64,7 @@ def test_cut_record_does_not_pass(size: int) -> None:
     assert decoded(RECORD[:size]) is None
 
 
-def test_an_unknown_format_is_refused_by_number() -> None:
+def test_unknown_format_is_refused_by_number() -> None:
     data = bytearray(FILE[:60])
     data[8:12] = struct.pack(">I", 9)
     with pytest.raises(ValueError, match="expected journal format 1, got 9"):

@@ -20,7 +20,7 @@ from kvstore.meta.memory import MemoryTree
 from kvstore.meta.store import SetData
 from kvstore.proto.bookkeeper import Status
 from kvstore.types import BookieId
-from tests.bookie.support import crash, run
+from tests.bookie.support import crash, in_world, run
 from tests.bookie.test_age import JOURNAL, SEVERAL, add, found_by, run_while, started
 from tests.meta.drivers import FaultyStore
 from tests.sim.world.disk import SimDisk
@@ -50,7 +50,7 @@ class Aged:
 
     async def store_and_look(self) -> None:
         self.stored += 1
-        await self.aging.look()
+        await self.aging.poll()
 
     async def ages(self) -> tuple[int, list[int]]:
         return (await self.cookies.age(BOOKIE))[0], [age_in(self.env.disk, each) for each in DIRECTORIES]
@@ -117,7 +117,7 @@ def test_directories_age_before_the_metadata_store(world: SimWorld, monkeypatch:
                 await aged.store_and_look()
         known, there = await aged.ages()
         assert known == 1 == min(there), "no directory is younger than the metadata store says"
-        await aged.aging.look()
+        await aged.aging.poll()
         assert await aged.ages() == (3, [3, 3]), "bytes stored then still count"
 
     aging(world, work)
@@ -145,8 +145,8 @@ def test_bytes_stored_during_a_check_count_for_the_next_one(world: SimWorld) -> 
         aged.cookies.age = meanwhile  # type: ignore[method-assign]
         await aged.store_and_look()
         aged.cookies.age = original  # type: ignore[method-assign]
-        await aged.aging.look()
-        await aged.aging.look()
+        await aged.aging.poll()
+        await aged.aging.poll()
         assert await aged.ages() == (2, [2, 2])
 
     aging(world, work)
@@ -174,26 +174,24 @@ def test_damaged_age_in_a_directory_counts_as_none(world: SimWorld) -> None:
 # ── a whole bookie ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_bookie_continues_when_it_cannot_age(
+@in_world
+async def test_bookie_continues_when_it_cannot_age(
     world: SimWorld, tree: MemoryTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def work() -> None:
-        async with started(world, tree) as bookie:
-            await add(bookie, 0)
-            await pause(1.5 * AGE_S)
-            tree.apply(1, [SetData(paths.age(bookie.id), b"\xff", -1)])
-            await add(bookie, 1)
+    async with started(world, tree) as bookie:
+        await add(bookie, 0)
+        await pause(1.5 * AGE_S)
+        tree.apply(1, [SetData(paths.age(bookie.id), b"\xff", -1)])
+        await add(bookie, 1)
+        await pause(AGE_S)
+        age, disk = age_in(world.node("b1").disk, JOURNAL), world.node("b1").disk
+        tree.apply(1, [SetData(paths.age(bookie.id), b"%d" % age, -1)])
+        with monkeypatch.context() as patch:
+            patch.setattr(SimDisk, "open", _fails_at(f"{JOURNAL}/{AGE}"))
             await pause(AGE_S)
-            age, disk = age_in(world.node("b1").disk, JOURNAL), world.node("b1").disk
-            tree.apply(1, [SetData(paths.age(bookie.id), b"%d" % age, -1)])
-            with monkeypatch.context() as patch:
-                patch.setattr(SimDisk, "open", _fails_at(f"{JOURNAL}/{AGE}"))
-                await pause(AGE_S)
-            assert age_in(disk, JOURNAL) == age
-            await pause(AGE_S)
-            assert age_in(disk, JOURNAL) == (await CookieStore(FaultyStore(tree)).age(bookie.id))[0] == age + 1
-
-    run(world, work())
+        assert age_in(disk, JOURNAL) == age
+        await pause(AGE_S)
+        assert age_in(disk, JOURNAL) == (await CookieStore(FaultyStore(tree)).age(bookie.id))[0] == age + 1
 
 
 @pytest.mark.parametrize("config", [{}, SEVERAL], ids=["one", "several"])

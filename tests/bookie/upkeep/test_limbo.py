@@ -11,7 +11,7 @@ from kvstore.bookie.upkeep.reclaim import Reclaimer
 from kvstore.meta.lost import LOST_KEY, with_lost
 from kvstore.proto.bookkeeper import Status
 from kvstore.types import EntryId, Fragment, LedgerId, LedgerMetadata, LedgerState, Quorum
-from tests.bookie.support import ME, OTHERS, Metadata, Shelf, crash, metadata, run, tiny
+from tests.bookie.support import ME, OTHERS, Metadata, Shelf, crash, in_world, metadata, run, tiny
 from tests.sim.world.env import SimWorld
 
 L = LedgerId(7)
@@ -60,56 +60,44 @@ def test_complete_closed_ledger_leaves_limbo_even_after_a_crash(world: SimWorld)
 
 
 @pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
-def test_ledger_that_is_not_closed_stays_in_limbo(world: SimWorld, state: LedgerState) -> None:
+@in_world
+async def test_ledger_that_is_not_closed_stays_in_limbo(world: SimWorld, state: LedgerState) -> None:
     meta = knowing()
-
-    async def look() -> None:
-        shelf = await doubting(world, meta, 0, 1, 2)
-        meta.known[L] = metadata(L, state=state, last_entry=2)
-        assert await settle(shelf.storage, meta) == []
-        assert await shelf.status(L, 3) is Status.UNKNOWN_LEDGER_STATE
-
-    run(world, look())
+    shelf = await doubting(world, meta, 0, 1, 2)
+    meta.known[L] = metadata(L, state=state, last_entry=2)
+    assert await settle(shelf.storage, meta) == []
+    assert await shelf.status(L, 3) is Status.UNKNOWN_LEDGER_STATE
 
 
-def test_writer_of_a_formerly_doubted_ledger_is_judged_by_metadata(world: SimWorld) -> None:
+@in_world
+async def test_writer_of_a_formerly_doubted_ledger_is_judged_by_metadata(world: SimWorld) -> None:
     meta = knowing()
-
-    async def look() -> None:
-        shelf = await doubting(world, meta, 0, 1, 2, 3, 4)
-        meta.known[L] = metadata(L, state=LedgerState.CLOSED, last_entry=LAST)
-        assert await settle(shelf.storage, meta) == [L]
-        assert await shelf.add(L, 5) is Status.FENCED
-
-    run(world, look())
+    shelf = await doubting(world, meta, 0, 1, 2, 3, 4)
+    meta.known[L] = metadata(L, state=LedgerState.CLOSED, last_entry=LAST)
+    assert await settle(shelf.storage, meta) == [L]
+    assert await shelf.add(L, 5) is Status.FENCED
 
 
-def test_deleted_ledger_is_dropped_with_its_doubt(world: SimWorld) -> None:
+@in_world
+async def test_deleted_ledger_is_dropped_with_its_doubt(world: SimWorld) -> None:
     meta = knowing()
-
-    async def look() -> None:
-        shelf = await doubting(world, meta, 0, 1)
-        meta.known[L] = None
-        assert await settle(shelf.storage, meta) == []
-        reclaimer = Reclaimer(shelf.env, tiny(), shelf.storage, meta)
-        assert await reclaimer.drop_deleted() == [L]
-        assert shelf.storage.refresh_statistics().limbo_ledgers == 0
-        assert await shelf.status(L, 0) is Status.NO_LEDGER
-
-    run(world, look())
+    shelf = await doubting(world, meta, 0, 1)
+    meta.known[L] = None
+    assert await settle(shelf.storage, meta) == []
+    reclaimer = Reclaimer(shelf.env, tiny(), shelf.storage, meta)
+    assert await reclaimer.drop_deleted() == [L]
+    assert shelf.storage.refresh_statistics().limbo_ledgers == 0
+    assert await shelf.status(L, 0) is Status.NO_LEDGER
 
 
-def test_limbo_does_not_end_while_metadata_is_unreadable(world: SimWorld) -> None:
+@in_world
+async def test_limbo_does_not_end_while_metadata_is_unreadable(world: SimWorld) -> None:
     meta = knowing()
-
-    async def look() -> None:
-        shelf = await doubting(world, meta, 0)
-        meta.is_away = True
-        with pytest.raises(Exception, match="not connected"):
-            await settle(shelf.storage, meta)
-        assert await shelf.status(L, 1) is Status.UNKNOWN_LEDGER_STATE
-
-    run(world, look())
+    shelf = await doubting(world, meta, 0)
+    meta.is_away = True
+    with pytest.raises(Exception, match="not connected"):
+        await settle(shelf.storage, meta)
+    assert await shelf.status(L, 1) is Status.UNKNOWN_LEDGER_STATE
 
 
 B2, B3 = OTHERS

@@ -12,7 +12,7 @@ from kvstore.bookie.upkeep.reclaim import Reclaimer
 from kvstore.errors import MetadataUnavailable
 from kvstore.proto.bookkeeper import Status
 from kvstore.types import LedgerState
-from tests.bookie.support import Metadata, Shelf, crash, lac_packet, metadata, run, segments, tiny
+from tests.bookie.support import Metadata, Shelf, crash, in_world, lac_packet, metadata, run, segments, tiny
 from tests.sim.world.env import SimWorld
 from tests.sim.world.oplog import OpLog, crash_images
 from tests.sim.world.pause import pause
@@ -88,58 +88,51 @@ def test_deleted_ledgers_free_their_space(world: SimWorld, meta: Metadata) -> No
         run(world, again())
 
 
-def test_segment_with_a_sync_in_progress_is_not_taken_for_empty(world: SimWorld, meta: Metadata) -> None:
-    async def scenario() -> None:
-        store = await opened(world, meta)
-        journal = store.shelf.storage.journal
-        assert await store.shelf.add(KEPT, 0, payload_of(KEPT, 0)) is Status.OK
-        added = 1
-        while journal.open_group.segment.file == journal.synced_file:
-            store.shelf.submit(KEPT, added, payload_of(KEPT, added))
-            added += 1
-        assert await store.reclaimer.free_segments() == []
-        await store.shelf.storage.synced()
-        for entry in range(added):
-            assert await store.shelf.payload(KEPT, entry) == payload_of(KEPT, entry)
-
-    run(world, scenario())
+@in_world
+async def test_segment_with_a_sync_in_progress_is_not_taken_for_empty(world: SimWorld, meta: Metadata) -> None:
+    store = await opened(world, meta)
+    journal = store.shelf.storage.journal
+    assert await store.shelf.add(KEPT, 0, payload_of(KEPT, 0)) is Status.OK
+    added = 1
+    while journal.open_group.segment.file == journal.synced_file:
+        store.shelf.submit(KEPT, added, payload_of(KEPT, added))
+        added += 1
+    assert await store.reclaimer.free_segments() == []
+    await store.shelf.storage.synced()
+    for entry in range(added):
+        assert await store.shelf.payload(KEPT, entry) == payload_of(KEPT, entry)
 
 
 @pytest.mark.parametrize("listed", [[], None])
-def test_empty_or_failed_listing_deletes_nothing(world: SimWorld, meta: Metadata, listed: object) -> None:
+@in_world
+async def test_empty_or_failed_listing_deletes_nothing(world: SimWorld, meta: Metadata, listed: object) -> None:
     """A ledger that the list lacks is looked up separately."""
-
-    async def scenario() -> None:
-        store = await opened(world, meta)
-        await fill(store.shelf)
-        if listed is None:
-            meta.fails_listing = True
-            with pytest.raises(MetadataUnavailable):
-                await store.reclaimer.drop_deleted()
-        else:
-            meta.listed = []
-            assert await store.reclaimer.drop_deleted() == []
-        assert await store.shelf.status(GONE, 0) is Status.OK
-
-    run(world, scenario())
+    store = await opened(world, meta)
+    await fill(store.shelf)
+    if listed is None:
+        meta.fails_listing = True
+        with pytest.raises(MetadataUnavailable):
+            await store.reclaimer.drop_deleted()
+    else:
+        meta.listed = []
+        assert await store.reclaimer.drop_deleted() == []
+    assert await store.shelf.status(GONE, 0) is Status.OK
 
 
 # docs/protocol.md B10
-def test_failed_lookup_deletes_nothing(world: SimWorld, meta: Metadata) -> None:
-    async def scenario() -> None:
-        store = await opened(world, meta)
-        await fill(store.shelf)
-        meta.listed = []
+@in_world
+async def test_failed_lookup_deletes_nothing(world: SimWorld, meta: Metadata) -> None:
+    store = await opened(world, meta)
+    await fill(store.shelf)
+    meta.listed = []
 
-        async def away(_: int) -> None:
-            raise MetadataUnavailable("not connected")
+    async def away(_: int) -> None:
+        raise MetadataUnavailable("not connected")
 
-        meta.metadata = away  # type: ignore[assignment, method-assign]
-        with pytest.raises(MetadataUnavailable):
-            await store.reclaimer.drop_deleted()
-        assert await store.shelf.status(GONE, 0) is Status.OK
-
-    run(world, scenario())
+    meta.metadata = away  # type: ignore[assignment, method-assign]
+    with pytest.raises(MetadataUnavailable):
+        await store.reclaimer.drop_deleted()
+    assert await store.shelf.status(GONE, 0) is Status.OK
 
 
 def test_late_add_to_a_deleted_ledger_is_refused_even_after_a_restart(world: SimWorld, meta: Metadata) -> None:
@@ -329,26 +322,24 @@ def test_checkpoint_left_by_a_crash_is_removed_at_the_next_start(
         run(world, again())
 
 
-def test_entry_stored_again_during_a_rewrite_stays(world: SimWorld, meta: Metadata) -> None:
-    async def scenario() -> None:
-        store = await opened(world, meta)
-        await fill(store.shelf)
-        delete(meta, GONE, FENCED)
-        await store.reclaimer.drop_deleted()
-        work = world.env("b1").nursery.spawn(store.reclaimer.free_segments(), name="reclaim")
-        for round in range(20):
-            await pause(0.002)
-            for entry in range(0, 30, 7):
-                status = await store.shelf.add(KEPT, entry, payload_of(KEPT, entry), lac=round, recovery=True)
-                assert status is Status.OK
-        await work
+@in_world
+async def test_entry_stored_again_during_a_rewrite_stays(world: SimWorld, meta: Metadata) -> None:
+    store = await opened(world, meta)
+    await fill(store.shelf)
+    delete(meta, GONE, FENCED)
+    await store.reclaimer.drop_deleted()
+    work = world.env("b1").nursery.spawn(store.reclaimer.free_segments(), name="reclaim")
+    for round in range(20):
+        await pause(0.002)
         for entry in range(0, 30, 7):
-            assert await store.shelf.payload(KEPT, entry) == payload_of(KEPT, entry)
-            status, body, _ = await store.shelf.read(KEPT, entry)
-            assert body is not None
-            assert body[16:24] == (19).to_bytes(8, "big"), "the newest copy counts"
-
-    run(world, scenario())
+            status = await store.shelf.add(KEPT, entry, payload_of(KEPT, entry), lac=round, recovery=True)
+            assert status is Status.OK
+    await work
+    for entry in range(0, 30, 7):
+        assert await store.shelf.payload(KEPT, entry) == payload_of(KEPT, entry)
+        status, body, _ = await store.shelf.read(KEPT, entry)
+        assert body is not None
+        assert body[16:24] == (19).to_bytes(8, "big"), "the newest copy counts"
 
 
 async def with_a_damaged_segment(world: SimWorld, meta: Metadata) -> Store:
@@ -364,127 +355,109 @@ async def with_a_damaged_segment(world: SimWorld, meta: Metadata) -> Store:
     return store
 
 
-def test_segment_with_a_damaged_entry_stays(world: SimWorld, meta: Metadata) -> None:
-    async def scenario() -> None:
-        store = await with_a_damaged_segment(world, meta)
-        assert 1 not in await store.reclaimer.free_segments()
-        assert await store.shelf.status(KEPT, 0) is Status.IO_ERROR
-        assert await store.shelf.status(KEPT, 1) is Status.OK
-
-    run(world, scenario())
+@in_world
+async def test_segment_with_a_damaged_entry_stays(world: SimWorld, meta: Metadata) -> None:
+    store = await with_a_damaged_segment(world, meta)
+    assert 1 not in await store.reclaimer.free_segments()
+    assert await store.shelf.status(KEPT, 0) is Status.IO_ERROR
+    assert await store.shelf.status(KEPT, 1) is Status.OK
 
 
 @pytest.mark.parametrize("end", ["repaired", "deleted"])
-def test_damaged_segment_is_removed_once_its_entries_are_replaced(world: SimWorld, meta: Metadata, end: str) -> None:
+@in_world
+async def test_damaged_segment_is_removed_once_its_entries_are_replaced(
+    world: SimWorld, meta: Metadata, end: str
+) -> None:
     """Without a restart (docs/protocol.md, B22)."""
-
-    async def scenario() -> None:
-        store = await with_a_damaged_segment(world, meta)
-        damaged = segments(world.node("b1").disk)[0]
-        while freed := await store.reclaimer.free_segments():
-            assert 1 not in freed
-        rewritten = store.shelf.storage.statistics.rewritten_bytes
-        assert await store.reclaimer.free_segments() == []
-        assert store.shelf.storage.statistics.rewritten_bytes == rewritten, "not tried while nothing has changed"
-        if end == "repaired":
-            assert await store.shelf.add(KEPT, 0, payload_of(KEPT, 0), recovery=True) is Status.OK
-        else:
-            delete(meta, KEPT)
-            await store.reclaimer.drop_deleted()
-        assert 1 in await store.reclaimer.free_segments()
-        assert damaged not in segments(world.node("b1").disk)
-        if end == "repaired":
-            await check_kept(store.shelf)
-
-    run(world, scenario())
-
-
-def test_full_disk_becomes_writable_by_deleting_ledgers(world: SimWorld, meta: Metadata) -> None:
-    async def scenario() -> None:
-        store = await opened(world, meta)
-        world.node("b1").disk.set_capacity(10 * 4096)
-        world.env("b1").nursery.spawn(store.reclaimer.run(), name="reclaim")
-        entry = 0
-        while await store.shelf.add(GONE, entry, b"x" * 300) is Status.OK:
-            entry += 1
-        assert store.shelf.storage.is_readonly
-        assert await store.shelf.add(KEPT, 0) is Status.READ_ONLY
-        delete(meta, GONE)
-        await pause(20)
-        assert not store.shelf.storage.is_readonly
-        assert await store.shelf.add(KEPT, 0) is Status.OK
-
-    run(world, scenario())
-
-
-def test_drop_without_space_for_its_record_does_not_happen(world: SimWorld, meta: Metadata) -> None:
-    async def scenario() -> None:
-        store = await opened(world, meta)
-        disk = world.node("b1").disk
-        disk.set_capacity(6 * 4096)
-        entry = 0
-        while await store.shelf.add(KEPT, entry, b"x", recovery=True) is Status.OK:
-            entry += 1
-        disk.set_capacity(6 * 4096 - disk.free_bytes())
-        while store.shelf.storage.journal.room >= RECORD_HEADER_SIZE:
-            store.shelf.storage.journal.append(RecordKind.LAC, 0, KEPT, 0, b"")
-        with pytest.raises(JournalFull):
-            store.reclaimer.drop(KEPT)
-        assert await store.shelf.status(KEPT, 0) is Status.OK
-
-    run(world, scenario())
-
-
-def test_closed_ledgers_copy_is_kept_as_long_as_its_metadata(world: SimWorld, meta: Metadata) -> None:
-    async def scenario() -> None:
-        store = await opened(world, meta)
-        await fill(store.shelf, 3)
-        meta.known[GONE] = metadata(GONE, state=LedgerState.CLOSED, last_entry=2)
-        assert await store.reclaimer.drop_deleted() == []
-
-    run(world, scenario())
-
-
-def test_copy_no_longer_named_is_kept_while_its_metadata_exists(world: SimWorld, meta: Metadata) -> None:
-    """After a repair elsewhere: the copy takes space, and may be the last good one."""
-
-    async def scenario() -> None:
-        store = await opened(world, meta)
-        await fill(store.shelf)
-        delete(meta, FENCED)
-        meta.known[GONE] = metadata(GONE, "b2-0", "b3-0", "b4-0", state=LedgerState.CLOSED, last_entry=29)
-        assert await store.reclaimer.drop_deleted() == [FENCED]
-        assert await store.reclaimer.free_segments() != []
-        assert [await store.shelf.payload(GONE, entry) for entry in range(30)] == [
-            payload_of(GONE, e) for e in range(30)
-        ]
-
-    run(world, scenario())
-
-
-def test_rewrite_keeps_its_rate(world: SimWorld, meta: Metadata) -> None:
-    async def scenario() -> None:
-        store = await opened(world, meta)
-        await fill(store.shelf)
-        delete(meta, GONE, FENCED)
-        reclaimer = Reclaimer(store.shelf.env, tiny(rewrite_bytes_per_s=1000), store.shelf.storage, meta)
-        await reclaimer.drop_deleted()
-        began = world.loop.time()
-        assert await reclaimer.free_segments() != []
-        rewritten = store.shelf.storage.statistics.rewritten_bytes
-        assert rewritten > 1000
-        assert world.loop.time() - began == pytest.approx(rewritten / 1000, rel=0.1)
-
-    run(world, scenario())
-
-
-def test_waiting_reader_learns_that_a_ledger_is_gone(world: SimWorld, meta: Metadata) -> None:
-    async def scenario() -> None:
-        store = await opened(world, meta)
-        await store.shelf.add(GONE, 0)
-        poll = store.shelf.poll(GONE, 5, 50_000)
-        delete(meta, GONE)
+    store = await with_a_damaged_segment(world, meta)
+    damaged = segments(world.node("b1").disk)[0]
+    while freed := await store.reclaimer.free_segments():
+        assert 1 not in freed
+    rewritten = store.shelf.storage.statistics.rewritten_bytes
+    assert await store.reclaimer.free_segments() == []
+    assert store.shelf.storage.statistics.rewritten_bytes == rewritten, "not tried while nothing has changed"
+    if end == "repaired":
+        assert await store.shelf.add(KEPT, 0, payload_of(KEPT, 0), recovery=True) is Status.OK
+    else:
+        delete(meta, KEPT)
         await store.reclaimer.drop_deleted()
-        assert poll.result() == (Status.NO_LEDGER, -1, None, -1)
+    assert 1 in await store.reclaimer.free_segments()
+    assert damaged not in segments(world.node("b1").disk)
+    if end == "repaired":
+        await check_kept(store.shelf)
 
-    run(world, scenario())
+
+@in_world
+async def test_full_disk_becomes_writable_by_deleting_ledgers(world: SimWorld, meta: Metadata) -> None:
+    store = await opened(world, meta)
+    world.node("b1").disk.set_capacity(10 * 4096)
+    world.env("b1").nursery.spawn(store.reclaimer.run(), name="reclaim")
+    entry = 0
+    while await store.shelf.add(GONE, entry, b"x" * 300) is Status.OK:
+        entry += 1
+    assert store.shelf.storage.is_readonly
+    assert await store.shelf.add(KEPT, 0) is Status.READ_ONLY
+    delete(meta, GONE)
+    await pause(20)
+    assert not store.shelf.storage.is_readonly
+    assert await store.shelf.add(KEPT, 0) is Status.OK
+
+
+@in_world
+async def test_drop_without_space_for_its_record_does_not_happen(world: SimWorld, meta: Metadata) -> None:
+    store = await opened(world, meta)
+    disk = world.node("b1").disk
+    disk.set_capacity(6 * 4096)
+    entry = 0
+    while await store.shelf.add(KEPT, entry, b"x", recovery=True) is Status.OK:
+        entry += 1
+    disk.set_capacity(6 * 4096 - disk.free_bytes())
+    while store.shelf.storage.journal.room >= RECORD_HEADER_SIZE:
+        store.shelf.storage.journal.append(RecordKind.LAC, 0, KEPT, 0, b"")
+    with pytest.raises(JournalFull):
+        store.reclaimer.drop(KEPT)
+    assert await store.shelf.status(KEPT, 0) is Status.OK
+
+
+@in_world
+async def test_closed_ledgers_copy_is_kept_as_long_as_its_metadata(world: SimWorld, meta: Metadata) -> None:
+    store = await opened(world, meta)
+    await fill(store.shelf, 3)
+    meta.known[GONE] = metadata(GONE, state=LedgerState.CLOSED, last_entry=2)
+    assert await store.reclaimer.drop_deleted() == []
+
+
+@in_world
+async def test_copy_no_longer_named_is_kept_while_its_metadata_exists(world: SimWorld, meta: Metadata) -> None:
+    """After a repair elsewhere: the copy takes space, and may be the last good one."""
+    store = await opened(world, meta)
+    await fill(store.shelf)
+    delete(meta, FENCED)
+    meta.known[GONE] = metadata(GONE, "b2-0", "b3-0", "b4-0", state=LedgerState.CLOSED, last_entry=29)
+    assert await store.reclaimer.drop_deleted() == [FENCED]
+    assert await store.reclaimer.free_segments() != []
+    assert [await store.shelf.payload(GONE, entry) for entry in range(30)] == [payload_of(GONE, e) for e in range(30)]
+
+
+@in_world
+async def test_rewrite_keeps_its_rate(world: SimWorld, meta: Metadata) -> None:
+    store = await opened(world, meta)
+    await fill(store.shelf)
+    delete(meta, GONE, FENCED)
+    reclaimer = Reclaimer(store.shelf.env, tiny(rewrite_bytes_per_s=1000), store.shelf.storage, meta)
+    await reclaimer.drop_deleted()
+    began = world.loop.time()
+    assert await reclaimer.free_segments() != []
+    rewritten = store.shelf.storage.statistics.rewritten_bytes
+    assert rewritten > 1000
+    assert world.loop.time() - began == pytest.approx(rewritten / 1000, rel=0.1)
+
+
+@in_world
+async def test_waiting_reader_learns_that_a_ledger_is_gone(world: SimWorld, meta: Metadata) -> None:
+    store = await opened(world, meta)
+    await store.shelf.add(GONE, 0)
+    poll = store.shelf.poll(GONE, 5, 50_000)
+    delete(meta, GONE)
+    await store.reclaimer.drop_deleted()
+    assert poll.result() == (Status.NO_LEDGER, -1, None, -1)

@@ -29,7 +29,7 @@ def boxes(picture: str) -> dict[str, tuple[float, float]]:
     return found
 
 
-def test_a_span_is_drawn_as_wide_as_its_duration_below_its_caller() -> None:
+def test_span_is_drawn_as_wide_as_its_duration_below_its_caller() -> None:
     found = boxes(flame.svg("n1", "microseconds", STACKS))
     assert found["all: 100 microseconds, 100.0 %"] == (0.0, flame.WIDTH - 0.5)
     run = found["run (kvstore/a.py:1): 90 microseconds, 90.0 %"]
@@ -38,7 +38,7 @@ def test_a_span_is_drawn_as_wide_as_its_duration_below_its_caller() -> None:
     assert send == (run[0], flame.WIDTH * 0.6 - 0.5)
 
 
-def test_the_picture_holds_no_script_and_loads_nothing() -> None:
+def test_picture_holds_no_script_and_loads_nothing() -> None:
     picture = flame.svg("<script>alert(1)</script>", "looks", STACKS)
     assert "<script" not in picture
     assert re.findall(r"https?://[^\"]+", picture) == ["http://www.w3.org/2000/svg"]
@@ -50,11 +50,11 @@ def test_spans_that_are_too_narrow_are_left_out() -> None:
     assert "rare" not in picture
 
 
-def test_a_profile_in_which_nothing_ran_is_a_picture_too() -> None:
+def test_profile_in_which_nothing_ran_is_a_picture_too() -> None:
     assert "all: 0 looks" in flame.svg("n1", "looks", [])
 
 
-def test_the_document_has_each_function_once_and_all_weights() -> None:
+def test_document_has_each_function_once_and_all_weights() -> None:
     document = json.loads(flame.speedscope("n1", "microseconds", STACKS))
     names = [each["name"] for each in document["shared"]["frames"]]
     (profile,) = document["profiles"]
@@ -69,6 +69,6 @@ def test_folded_lines_have_no_semicolon_of_a_name() -> None:
     assert flame.folded(STACKS).splitlines()[2] == "syncs;wait, long (threading.py:5) 10"
 
 
-def test_the_hottest_functions_are_those_that_took_most_themselves() -> None:
+def test_hottest_functions_are_those_that_took_most_themselves() -> None:
     again = [*STACKS, Stack(("other", "run (kvstore/a.py:1)"), 40)]
     assert flame.hottest(again, 2) == [("run (kvstore/a.py:1)", 70), ("send<lambda> (kvstore/b.py:2)", 60)]

@@ -164,7 +164,7 @@ def test_session_is_opened_only_once() -> None:
     with pytest.raises(SessionEnded, match="was not opened"):
         lease.batch(WriteStep(), 0.0)
     lease.opening(b"")
-    with pytest.raises(InvalidRequest, match="opened already"):
+    with pytest.raises(InvalidRequest, match="opened before"):
         lease.opening(b"")
     lease.not_opened()
     lease.opening(b"")
@@ -257,8 +257,16 @@ def test_tag_without_braces_is_required(tag: bytes) -> None:
     ],
 )
 def test_times_out_of_range_are_refused(ttl_s: float, grace_s: float) -> None:
-    with pytest.raises(InvalidRequest, match="expected a ttl"):
+    with pytest.raises(InvalidRequest, match="expected ttl_s"):
         SessionLease(b"t", b"id", ttl_s, grace_s)
+
+
+def test_text_as_tag_or_name_is_refused() -> None:
+    text: Any = "reports"
+    with pytest.raises(InvalidRequest, match="as bytes, got str 'reports'; encode it"):
+        SessionLease(text, b"id")
+    with pytest.raises(InvalidRequest, match="as bytes, got str 'reports'; encode it"):
+        SessionLease(b"t", b"id").path(b"lock", text)
 
 
 def test_name_with_a_slash_is_refused() -> None:

@@ -28,7 +28,7 @@ from kvstore.env.library_env import library_env
 from kvstore.errors import InvalidRequest
 from kvstore.proto import kv_pb2
 from kvstore.server.grpc.topology import topology_message
-from tests.client.coordination import test_driving as driving
+from tests.client.behaviour import test_coordination as driving
 from tests.client.model import ModelCluster
 from tests.waiting import PATIENCE_S
 

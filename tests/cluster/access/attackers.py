@@ -1,4 +1,4 @@
-"""Unauthenticated peers that hold all that they can get of a cluster's endpoints. Run as a process of its own:
+"""Unauthenticated peers that hold all that they can get of a cluster's endpoints. Run as its own process:
 
     python -m tests.cluster.access.attackers begin|finish CA ADDRESSES...
 
@@ -27,18 +27,18 @@ Endpoint = tuple[str, str, int]
 """The name of a listener, its host and its port."""
 ADDRESSES = 200
 HALF_HELLOS, HELLOS, IDLE, WATCHING = 500, 150, 150, 12
-"""Connections to each port: with a part of a TLS hello, with a whole one and no more, with TLS and nothing in it, and
-with health watches, which only gRPC has."""
+"""Number of connections to each port, by kind: a part of a TLS hello; a whole hello and no more; a finished
+handshake and nothing else; health watches, which only gRPC has."""
 WATCHES = 64
-"""On one connection."""
+"""Number of health watches on one connection."""
 REST_S = 2.0
-"""Average delay before a peer that had finished its handshake reconnects. Whole handshakes cost both sides processor
-time, which is no matter of capacity."""
+"""Average delay in seconds before a peer that had finished its handshake reconnects. Without a delay, the handshakes
+would use up the processors, which this test is not about."""
 BEGIN_REST_S = 0.5
-"""The same for a peer that had not: what it sends costs it nothing."""
+"""The same delay for a peer that had not finished its handshake, which costs the peer nothing."""
 HALF_HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
-"""With an empty SETTINGS frame."""
+"""The beginning of an HTTP/2 connection, with an empty SETTINGS frame."""
 
 
 def hello_of(context: ssl.SSLContext) -> bytes:
@@ -49,7 +49,7 @@ def hello_of(context: ssl.SSLContext) -> bytes:
 
 
 def watch_of(stream: int) -> bytes:
-    """The frames of one call of grpc.health.v1.Health/Watch."""
+    """Return the frames of one call of grpc.health.v1.Health/Watch."""
     headers = {
         ":method": "POST",
         ":scheme": "https",
@@ -159,7 +159,7 @@ class Finishers:
         await self._hold(host, port, own, said, ssl=self._h2, server_hostname="localhost")
 
     async def _hold(self, host: str, port: int, own: tuple[str, int], said: bytes, **tls: ssl.SSLContext | str) -> None:
-        """Send this, and stay until the server hangs up."""
+        """Send these bytes, and keep the connection until the server closes it."""
         reader, writer = await asyncio.open_connection(host, port, local_addr=own, **tls)  # type: ignore[arg-type]
         try:
             writer.write(said)

@@ -41,17 +41,18 @@ HALF_OPEN = 10_000
 FILES_KEPT = 1_000
 """Descriptors that the test needs for other things."""
 GUESSERS = 16
-"""A check of a password takes up to seconds where processors are short, and each guess waits for all others'."""
+"""Time limit in seconds. A check of a password takes up to seconds on a busy machine, and each guess waits for all
+others."""
 CANCELLED = 200
-"""Changes whose callers do not wait; an address has 120 lines of other calls in a minute."""
+"""Number of changes whose callers do not wait. An address may cause 120 audit lines of other calls in a minute."""
 CROWD = FAILURES_MAX + 2
 DOORS = ("resp", "grpc", "http", "bookie")
 
 
 @pytest.fixture(scope="module")
 def cluster(founded: Secured) -> Cluster:
-    """With a user `data`, who may do everything with keys and nothing with the cluster, and `late`, who has not logged
-    in anywhere."""
+    """A cluster with the user `data`, who may do everything with keys and nothing with the cluster, and the user
+    `late`, who has not logged in anywhere."""
     server = "{}:{}".format(*founded.cluster.address("n1", "grpc"))
     rights = [f"role grant data {right}" for right in ("read", "write", "watch", "backup")]
     users = [f"user add {name} --password-stdin" for name in ("data", "late")]
@@ -98,7 +99,7 @@ def context_of(secured: Secured) -> ssl.SSLContext:
 
 
 def get(secured: Secured, node: str, path: str, authorization: str = "") -> tuple[int, str]:
-    """Status and body."""
+    """Return status and body of a page."""
     host, port = secured.cluster.address(node, "http")
     head = f"Authorization: {authorization}\r\n" if authorization else ""
     with (
@@ -160,7 +161,7 @@ def test_endpoints_refuse_and_audit_missing_and_wrong_logins(founded: Secured, c
 
 
 def test_admin_calls_by_key_users_are_refused_and_audited(founded: Secured, cluster: Cluster) -> None:
-    """By the service's descriptor: one that is new is asked for, too."""
+    """The calls come from the service's descriptor, so a new call is tested too."""
     methods = list(admin_pb2.DESCRIPTOR.services_by_name["Admin"].methods)
     assert len(methods) >= 15
     with channel(founded, "n2", Login("data", PASSWORD.encode())) as opened:
@@ -224,7 +225,7 @@ def test_client_certificate_is_not_accepted_as_a_server(founded: Secured) -> Non
 
 
 def certificate_of(secured: Secured, user: str) -> Path:
-    """One of the cluster's CA whose common name is a user's."""
+    """Issue a certificate of the cluster's CA whose common name is a user's."""
     place = secured.ca.with_name(f"{user}.pem")
     issued = secured.authority.issue_cert(f"{user}.example", common_name=user)
     issued.private_key_and_cert_chain_pem.write_to_path(str(place))
@@ -289,7 +290,7 @@ def test_user_certificate_reads_at_a_server_but_not_at_a_bookie(founded: Secured
 
 
 class Speaker:
-    """A Redis client from an address of its own: all of 127.0.0.0/8 is this machine."""
+    """A Redis client with its own address. All addresses of 127.0.0.0/8 are this machine's."""
 
     def __init__(self, secured: Secured, node: str, source: str) -> None:
         host, port = secured.cluster.address(node, "resp")
@@ -353,8 +354,9 @@ class Guessers:
 
 
 def guess_at_once(secured: Secured, node: str, address: str) -> list[bytes]:
-    """Guess more often at once from one address than it may fail, each time another word. Return the first answers, up
-    to the first that says so: it comes at once, as guesses count when they are made, however long each then takes."""
+    """Guess more often than one address may fail, all at once and each time another word. Return the answers up to
+    the first one that says so. That answer comes at once, because guesses count when they are made, however long
+    each then takes."""
     answers: list[bytes] = []
     with ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())

@@ -26,7 +26,7 @@ from tests.typed import programs
 pytestmark = [pytest.mark.cluster]
 KEYS_MAX = 40
 PATIENT = "?timeout=60s"
-"""For a client's URL: partitions change their leaders here."""
+"""Options of a client's URL for a test in which partitions change their leaders."""
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +77,8 @@ def keys_max(cluster: Cluster, node: str) -> float:
 
 
 def type_in(cluster: Cluster, found: Path, lines: list[Line]) -> int:
-    """Type the lines in a shell that finds our programs there; how many they were. AssertionError unless each is done
-    and says what stands behind it."""
+    """Run the lines in a shell that finds our programs there, and return their number. Raises AssertionError unless
+    each succeeds and prints what the page says."""
     script = ["set -eu", *(word for line in lines for word in (line.command, "echo '--- done'"))]
     done = subprocess.run(
         ["bash", "-c", "\n".join(script)],
@@ -122,11 +122,11 @@ def test_each_endpoint_reports_an_exceeded_quota_with_its_own_error(cluster: Clu
         client.put(b"full/4", b"x")
         client.delete(b"full/4")
 
-    def refused() -> float:
+    def refused_total() -> float:
         page = b"".join(cluster.http(node, "/metrics") for node in cluster.ids).decode()
         return sum(map(float, re.findall(r'kvstore_namespace_refused_keys_total\{namespace="full"\} (\S+)', page)))
 
-    cluster.wait_until(lambda: refused() == 7, "each refusal is counted once; a page may be a second old")
+    cluster.wait_until(lambda: refused_total() == 7, "each refusal is counted once; a page may be a second old")
 
 
 def test_rate_limit_holds_and_clients_retry_by_themselves(cluster: Cluster) -> None:

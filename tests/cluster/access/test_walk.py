@@ -1,5 +1,5 @@
-"""The tutorial docs/tutorials/secure-cluster.md on five nodes with TLS, users and roles: the commands are
-read from there, and each does what is said there. Real processes."""
+"""The tutorial docs/tutorials/secure-cluster.md on five nodes with TLS, users and roles: each command of the page
+has the result that the page describes. Real processes."""
 
 from __future__ import annotations
 
@@ -27,19 +27,20 @@ from tests.waiting import wait_until_blocking
 pytestmark = [pytest.mark.cluster, pytest.mark.spark]
 PAGE = "docs/tutorials/secure-cluster.md"
 PATIENCE_S = 240.0
-"""For one command; a snapshot starts Spark."""
+"""Time limit of one command in seconds. A snapshot starts Spark."""
 HEARD_S = 60.0
 """Time limit until every node applies a change. Each node learns of it separately."""
 CHANGE = re.compile(r"kvstore (access found|(user|role|token) (add|grant|remove|revoke)) ")
 TAKES = re.compile(r"kvstore \w+ (remove|revoke) ")
 LOOK = re.compile(r"kvstore status|/metrics")
-"""No node is healthy at each moment: a ledger may owe a copy. Numbers are up to a second old."""
+"""Commands whose output may need a moment: a ledger may be under-replicated now and then, and numbers are up to a
+second old."""
 REFUSED = re.compile(
     r"access found NAME|lacks the right|NOPERM|WRONGPASS|username-password|the token is unknown|error: 40[13]"
 )
 PATIENT = (("snapshot create", "snapshot create --nice 0"), (r"kvstore (get|put|scan) ", r"kvstore \1 --timeout 60 "))
-"""On a machine whose processors others use, too, what has the lowest priority takes minutes to start, and five seconds
-may be too few for five nodes."""
+"""Changes of the commands for a busy machine: a process with the lowest priority takes minutes to start, and five
+seconds may be too few for five nodes."""
 
 
 class Part(NamedTuple):
@@ -62,7 +63,7 @@ def patient(command: str) -> str:
 
 
 class Walk:
-    """The operator's machine: a folder, and a shell that knows where the cluster is."""
+    """The operator's machine: a folder, and a shell that knows the addresses of the cluster."""
 
     def __init__(self, secured: Secured, directory: Path, programs: Path, functions: Part) -> None:
         self.secured, self.directory = secured, directory
@@ -142,7 +143,7 @@ class Walk:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the process and those that it has started."""
+    """Kill the process and its children."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

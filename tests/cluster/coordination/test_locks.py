@@ -50,7 +50,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 SHORT_TTL_S, SHORT_GRACE_S = 1.0, 0.5
 LONG_TTL_S = 4 * PATIENCE_S
-"""For sessions that a test ends explicitly: they must not expire within the time that a test waits."""
+"""TTL of sessions that a test ends explicitly. They must not expire while a test waits."""
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +181,8 @@ async def _keys_keep_the_order_in_which_they_came(client: AsyncClient, *sessions
 
 
 async def _what_is_not_renewed_goes(client: AsyncClient) -> None:
-    """As after SIGKILL, the waiter gets the lock, and the session that returns learns that it has ended."""
+    """The session is not renewed, as after SIGKILL: the waiter gets the lock, and the session learns later that it
+    has ended."""
     dead = await AsyncSession(client, b"a").open()
     lock = AsyncLock(dead, b"l")
     token = await lock.acquire()
@@ -193,7 +194,7 @@ async def _what_is_not_renewed_goes(client: AsyncClient) -> None:
         assert await AsyncLock(session, b"l").acquire(timeout_s=PATIENCE_S) > token
         assert not lock.is_held, "its owner had stopped to count on it"
         assert not dead.lost.is_set()
-        dead.lease.deadline += 2 * PATIENCE_S  # as if the owner's clock had stood still
+        dead.lease.deadline += 2 * PATIENCE_S  # as if the owner's clock had stopped
         with pytest.raises(SessionEnded):
             await dead.put(b"late", b"")
         assert await client.get(b"{a}/late") is None
@@ -248,7 +249,8 @@ async def _items_are_handed_out_to_one_at_a_time(client: AsyncClient) -> None:
 
 
 def test_documented_program_runs(cluster: Cluster) -> None:
-    (program,) = [each.code for each in blocks("docs/how-to/coordinate-processes.md") if each.language == "python"]
+    page = blocks("docs/how-to/coordinate-processes.md")
+    program = next(each.code for each in page if each.language == "python")
     assert "kv://127.0.0.1:7401" in program
     program = program.replace("kv://127.0.0.1:7401", cluster.url)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
@@ -297,7 +299,7 @@ def test_coordination_in_threads(cluster: Cluster) -> None:
 
 
 def test_program_without_our_client_waits_in_the_same_queue(cluster: Cluster) -> None:
-    """As docs/how-to/coordinate-in-other-languages.md says it."""
+    """The program does what docs/how-to/coordinate-in-other-languages.md describes."""
     life = kv_pb2.Options(expires_ms=120_000, flags=kv_pb2.RELATIVE_TTL)
     session, prefix = b"{b}/session/x", b"{b}/lock/other/"
     place = prefix + b"x-000000000001"
@@ -341,7 +343,7 @@ def _created(stub: kv_pb2_grpc.KVStub, prefix: bytes) -> dict[int, bytes]:
 
 
 def test_lock_has_one_holder_while_clients_and_leaders_are_killed(cluster: Cluster, tmp_path: Path) -> None:
-    """`python -m loadtest.lock_drill` does it ten thousand times."""
+    """`python -m loadtest.lock_drill` repeats this ten thousand times."""
     with Contest(cluster, tmp_path, locks=2, holders=2, seed=7) as contest:
         contest.run(300, strikes_every_s=1.0)
     assert contest.held_twice() == []

@@ -13,7 +13,7 @@ from tests.cluster.dashboard.scenes import SCENES, Shown, fill
 from tests.cluster.harness import TIMEOUT_S, Cluster, running_cluster
 
 DARK = {"node-dead", "move-stuck"}
-"""Both colour schemes are to be seen."""
+"""Scenes that are taken in the dark colour scheme."""
 
 
 async def take(cluster: Cluster, shown: Shown, place: Path, profile: Path, *, is_dark: bool) -> None:

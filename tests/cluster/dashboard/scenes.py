@@ -17,27 +17,27 @@ from tests.commands import Done, kvstore
 
 KEYS = 400
 ASKED = "n1"
-"""The node whose dashboard is looked at. It is never the one that is struck."""
+"""The node whose dashboard is read. No scene damages it."""
 P1, P2 = "p1", "p2"
 DAMAGED_EVERY = 2
-"""One row in so many is taken from a replica behind the store's back."""
+"""One of this many rows is removed from a replica's state without the store's knowledge."""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """All of it can be read on the page: how it is in one line, why, and what to do next."""
+    """The texts that the page must contain: the state in one line, the reason, and the next step."""
 
     texts: tuple[str, ...]
     node: str = ASKED
     ledgers: tuple[str, ...] = ("Read from the metadata store just now.", "OPEN", "n1-")
-    """On the page of P1's ledgers."""
+    """The texts on the page of the ledgers of P1."""
 
 
 Scene = Callable[[Cluster], AbstractContextManager[Shown]]
 
 
 def command(cluster: Cluster, *words: str) -> Done:
-    """A command of an operator; AssertionError with what it says if it fails."""
+    """Run a command of an operator. Raises AssertionError with its output if it fails."""
     at = ("--server", cluster.file.node(ASKED).grpc)
     done = kvstore(*words, *at)
     assert done.returncode == 0, done.stderr
@@ -45,7 +45,7 @@ def command(cluster: Cluster, *words: str) -> Done:
 
 
 def fill(cluster: Cluster) -> None:
-    """Write some keys, and read them again, so that there is something to be seen."""
+    """Write some keys and read them, so that the dashboard shows figures."""
     cluster.wait_led()
     client = cluster.redis(ASKED, socket_timeout=30)
     for number in range(KEYS):
@@ -57,7 +57,7 @@ def fill(cluster: Cluster) -> None:
 @contextmanager
 def all_well(cluster: Cluster) -> Iterator[Shown]:
     fill(cluster)
-    yield Shown(("healthy: 3 nodes, 3 partitions, all is served", "client batches: p50, p99"))
+    yield Shown(("healthy: 3 nodes, 3 partitions, all served", "client batches: p50, p99"))
 
 
 @contextmanager
@@ -67,10 +67,10 @@ def dead_node(cluster: Cluster) -> Iterator[Shown]:
     try:
         yield Shown(
             (
-                "degraded, all is served: node n3: n3 refuses connections: ",
+                "degraded, all partitions served: node n3: refuses connections: ",
                 "; it has 3 replicas",
-                "Next: start n3, or read its log",
-                "no answer: n3 refuses connections",
+                "Next: start n3, or restart it if its process hangs; see its log",
+                "no answer: refuses connections",
                 "n3: down",
                 "2 of 3 bookies accept writes, but each entry should have 3 copies",
             )
@@ -86,7 +86,7 @@ def metadata_store_away(cluster: Cluster) -> Iterator[Shown]:
     try:
         yield Shown(
             (
-                "degraded, all is served: ZooKeeper: no node reaches it; their knowledge is ",
+                "degraded, all partitions served: ZooKeeper: no node reaches it; their knowledge is ",
                 "Clients are still served, but no leader, ledger or bookie can be replaced",
                 f"Next: start ZooKeeper at {cluster.file.zookeeper}",
                 "suspended, read ",
@@ -100,7 +100,7 @@ def metadata_store_away(cluster: Cluster) -> Iterator[Shown]:
 
 @contextmanager
 def full_disk(cluster: Cluster) -> Iterator[Shown]:
-    """As a disk is on which there is no more room than the bookie has to leave free."""
+    """Make a disk appear to have no more free bytes than the bookie must leave."""
     config = Path(cluster.file.node("n3").config)
     before = config.read_text()
     cluster.terminate("n3")
@@ -108,7 +108,9 @@ def full_disk(cluster: Cluster) -> Iterator[Shown]:
     cluster.start_node("n3")
     cluster.wait_ready()
     try:
-        yield Shown(("it is read-only, its disk is full: ", "free space on its disk, or add a bookie", "readonly"))
+        yield Shown(
+            ("it is read-only because its disk is full: ", "free space on its disk, or add a bookie", "readonly")
+        )
     finally:
         cluster.terminate("n3")
         config.write_text(before)
@@ -118,7 +120,7 @@ def full_disk(cluster: Cluster) -> Iterator[Shown]:
 
 @contextmanager
 def stuck_move(cluster: Cluster) -> Iterator[Shown]:
-    """As a disk whose damage no digest has caught: a replica that gives its source's pages lacks rows."""
+    """Remove rows from a replica that sends the source's pages, like a disk whose damage no digest has found."""
     fill(cluster)
     document = json.loads(command(cluster, "ring", "show", "--json").stdout)
     [source] = [each for each in document["partitions"] if each["id"] == P1]
@@ -137,7 +139,7 @@ def stuck_move(cluster: Cluster) -> Iterator[Shown]:
     yield Shown(
         (
             ", p1 → p2: no step has succeeded for ",
-            "were not what was counted twice",
+            "differ from two counts of the range",
             ", run kvstore fsck, and read its target's log",
             "copying, stuck",
         ),
@@ -152,7 +154,7 @@ def stands(cluster: Cluster, partition: str) -> list[dict[str, object]]:
 
 
 def take_rows(place: Path) -> None:
-    """Take rows from a state of a node that is down; its meta row still says that they are there."""
+    """Remove rows from the state of a node that is down. The meta row still counts them."""
     config = PartitionConfig()
     engine = RocksEngine(str(place), write_buffer_bytes=config.write_buffer_bytes)
     batch = engine.batch()
@@ -170,4 +172,4 @@ SCENES: dict[str, Scene] = {
     "disk-full": full_disk,
     "move-stuck": stuck_move,
 }
-"""The last one leaves a damaged replica behind."""
+"""The scenes in their order. The last one leaves a damaged replica behind."""

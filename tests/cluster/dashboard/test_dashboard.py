@@ -1,4 +1,5 @@
-"""The dashboard of a real cluster in a real browser while something is wrong: it says what, why, and what to do."""
+"""The dashboard of a real cluster in a real browser during faults: it shows the fault, the reason, and the next
+step."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 async def look(cluster: Cluster, shown: Shown, profile: Path) -> list[str]:
-    """Wait until the page has it all; what the browser complains of."""
+    """Wait until the page shows all texts. Return the complaints of the browser."""
     async with tab_of("about:blank", profile) as tab:
         page = f"http://{cluster.file.node(shown.node).http}/ui"
         await tab.open_until(page, shown.texts, TIMEOUT_S)

@@ -13,11 +13,11 @@ from pathlib import Path
 from tests.waiting import wait_until_blocking
 
 SIZE = 2 << 30
-"""Bytes of a file system, most of which are never written."""
+"""Size of a file system in bytes, most of which are never written."""
 _DETACH, _SEIZE, _INTERRUPT = 17, 0x4206, 0x4207
 _WALL = 0x40000000
 _EPOLL = ("232 ", "281 ", "22 ")
-"""How /proc/…/syscall begins for epoll_wait and epoll_pwait of x86_64, and epoll_pwait of aarch64."""
+"""First word of /proc/…/syscall in epoll_wait and epoll_pwait of x86_64, and in epoll_pwait of aarch64."""
 
 _ptrace = ctypes.CDLL(None, use_errno=True).ptrace
 _ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)

@@ -63,7 +63,7 @@ def is_live(cluster: Cluster) -> bool:
 
 
 def failures(cluster: Cluster) -> int:
-    """Count in the node's log how often it has ended its session: it may not answer now."""
+    """Return how often the node has ended its session, according to its log, because the node may not answer now."""
     return (cluster.directory / f"data/logs/{VICTIM}.log").read_text(encoding="utf-8").count(NOT_LIVE)
 
 
@@ -105,7 +105,7 @@ def test_others_lead_within_ten_seconds_when_a_disk_hangs(cluster: Cluster) -> N
 
 
 def test_leader_keeps_serving_when_nobody_reads_its_log(cluster: Cluster) -> None:
-    """Standard error is a pipe that is full from the beginning."""
+    """Standard error is a full pipe from the beginning."""
     node = cluster.file.node(VICTIM)
     config = cluster.directory / "n1-to-stderr.toml"
     lines = Path(node.config).read_text(encoding="utf-8").splitlines(keepends=True)

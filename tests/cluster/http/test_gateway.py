@@ -79,7 +79,7 @@ def test_what_the_docs_say_is_typed_word_for_word(
 
 
 def test_each_node_serves_each_key_at_each_endpoint(cluster: Cluster) -> None:
-    """So most of the requests are forwarded."""
+    """Most of the requests are forwarded to other nodes."""
     with Client(cluster.url) as client:
         for number in range(12):
             key, node = f"k/{number}", cluster.ids[number % 3]

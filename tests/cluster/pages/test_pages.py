@@ -25,7 +25,7 @@ PATIENCE_S = 400.0
 """Time limit of a page. One page starts load tests, another takes snapshots."""
 DONE = "--- done"
 SPOILED = 3
-"""Exit code of a load test whose load generator got too little processor time, as beside other tests."""
+"""Exit code of a load test whose load generator got too little processor time, for example because other tests ran."""
 PORTS = {"resp": 6401, "grpc": 7401, "http": 8401}
 """Ports of the first node. The next nodes have the next ports."""
 
@@ -33,12 +33,13 @@ PORTS = {"resp": 6401, "grpc": 7401, "http": 8401}
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with running_cluster(tmp_path_factory.mktemp("pages")) as started:
+        started.wait_log_version()
         yield started
 
 
 @pytest.fixture(scope="module")
 def found(cluster: Cluster) -> Iterator[Path]:
-    """The folder of programs for the shell's PATH."""
+    """Return the folder of programs for the shell's PATH."""
     with programs(cluster.directory) as folder:
         yield folder
 
@@ -82,7 +83,7 @@ def test_page_commands_print_what_the_page_shows(page: str, cluster: Cluster, fo
 
 
 def script_of(blocks: list[Block]) -> str:
-    """Return a script that types the lines of the blocks, and marks the end of what each prints."""
+    """Return a script that runs the lines of the blocks, and marks the end of the output of each."""
     script = ["set -eu"]
     for line in (line for block in blocks for line in block.lines):
         command = f"! {{ {line.command}; }}" if line.how == "fails" else line.command

@@ -12,7 +12,7 @@ from tests.cluster.rules.table import ENDPOINTS, RULES, Ask
 
 OF_CLIENTS = {"python": ("asyncio", "blocking")}
 HERE = [endpoint for endpoint in ENDPOINTS if endpoint != "spark"]
-"""tests/spark/test_rules.py tests Spark."""
+"""Endpoints of this test. tests/spark/end_to_end/test_rules.py tests Spark."""
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def test_request_that_breaks_a_rule_gets_the_reply_of_the_table(endpoints: Endpo
 
 
 def test_every_reply_of_the_table_is_a_refusal() -> None:
-    """No endpoint accepts what another one refuses."""
+    """No endpoint may accept what another one refuses."""
     for rule in RULES:
         asked = [ask for endpoint in ENDPOINTS if (ask := getattr(rule, endpoint)) is not None]
         assert asked, rule.rule

@@ -346,7 +346,7 @@ def test_expiring_certificate_is_reported_and_expired_one_is_not_ready(
     cluster.wait_until(lambda: on(cluster, "status").returncode == 0, "all is well again")
 
 
-def test_a_changed_password_stays_changed(cluster: Cluster) -> None:
+def test_changed_password_stays_changed(cluster: Cluster) -> None:
     """`up` creates an administrator only if there is none, so it cannot bypass existing administrators."""
     changed = on(cluster, "user", "passwd", "admin", "--password-stdin", stdin="another one\n")
     assert changed.returncode == 0, changed.stderr

@@ -49,7 +49,7 @@ def text_of(cluster: Cluster, node: str) -> str:
 
 
 def lines(cluster: Cluster, node: str) -> list[dict[str, Any]]:
-    """Return the complete lines: the node may be writing the last one."""
+    """Return the complete lines. The node may be writing the last one."""
     return [json.loads(line) for line in text_of(cluster, node).rpartition("\n")[0].splitlines()]
 
 
@@ -115,7 +115,8 @@ def test_metadata_outage_and_its_end_are_logged_once(cluster: Cluster) -> None:
 
 
 def test_lost_leaders_and_lost_quorum_are_logged_with_the_reason(cluster: Cluster) -> None:
-    """Two of three nodes die: their partitions have no leader, and one bookie is not an ack quorum."""
+    """Two of three nodes die. Then their partitions have no leader, and the one remaining bookie is not an ack
+    quorum."""
 
     def have_something_to_lose() -> bool:
         leaders = cluster.leaders()
@@ -183,7 +184,7 @@ def test_slow_log_shows_operations_forwarded_to_a_paused_server(cluster: Cluster
         with cluster.redis(door, socket_timeout=60) as client:
             try:
                 answers.append(client.get(SECRET_KEY))
-            except redis.RedisError as error:  # if it stands still for so long that the link is given up
+            except redis.RedisError as error:  # if it pauses for so long that the link is given up
                 answers.append(error)
 
     def uptime_s() -> float:
@@ -205,7 +206,7 @@ def test_slow_log_shows_operations_forwarded_to_a_paused_server(cluster: Cluster
     assert len(answers) == 1
 
     def link() -> list[dict[str, Any]]:
-        """Return the slow GET's entries: the one before it may have been slow too."""
+        """Return the entries of the slow GET. The GET before it may have been slow too."""
         asked = ("node", "slow-log", door, "--key", SECRET_KEY.decode(), "--json")
         found = json.loads(call(cluster, *asked).stdout)["operations"]
         return [each for each in found if (each["at"], each["operation"]) == ("link", "GET") and each["took_ms"] > 250]
@@ -233,7 +234,7 @@ def test_profile_of_a_running_node_writes_a_flame_graph(cluster: Cluster, tmp_pa
 
 
 def test_logs_contain_no_key_and_no_value(cluster: Cluster) -> None:
-    """Not even at DEBUG, which logs everything."""
+    """This holds even at DEBUG, which logs everything."""
     for node in cluster.ids:
         done(cluster, "node", "log-level", node, "DEBUG")
     with cluster.redis("n1") as client:

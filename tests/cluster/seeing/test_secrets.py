@@ -74,13 +74,13 @@ class Kept:
             self.to_others[where] = self.to_others.get(where, b"") + data
 
     def run(self, words: str, environ: Mapping[str, str], *, is_admins: bool = True, stdin: str = "") -> int:
-        """A command's lines."""
+        """Run a command and keep its output."""
         done = kvstore(*words.split(), environ={"KVSTORE_TLS_CA": str(self.ca), **environ}, stdin=stdin)
         self.keep(f"kvstore {words} ({', '.join(environ)})", done.stdout + done.stderr, is_admins=is_admins)
         return done.returncode
 
     def run_as_process(self, words: str, environ: Mapping[str, str], stdin: str) -> int:
-        """A command's lines, and its arguments as whoever lists processes reads them."""
+        """Run a command as a process, and keep its output and the arguments that a list of processes shows."""
         line = [*KVSTORE, *words.split()]
         tls = {"KVSTORE_TLS_CA": str(self.ca)}
         with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Ways to let the files of real nodes grow no further, although bytes and inodes are free."""
+"""Ways to stop the files of real nodes from growing, although bytes and inodes are free."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Relays between a node's advertised address and the one at which it listens. Each can be cut by itself, as a stale
-name or a firewall cuts those that connect to the node, while all that the node connects to goes through."""
+"""Relays between a node's advertised address and the address at which it listens. A cut relay acts like a stale name
+or a firewall: connections to the node fail, and connections that the node makes do not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Relay:
-    """Listens at `host:port` and passes on to 127.0.0.1:port. Its methods run in the loop of `Relays`."""
+    """Listens at `host:port` and forwards to 127.0.0.1:port. Its methods run in the loop of `Relays`."""
 
     def __init__(self, host: str, port: int) -> None:
         self._host, self._port = host, port
@@ -33,11 +33,11 @@ class Relay:
             writer.transport.abort()
 
     def swallow(self) -> None:
-        """Accept connections, and pass on nothing, nor on those that there are."""
+        """Accept connections but forward nothing, on existing connections either."""
         self._is_open.clear()
 
     async def pass_on(self) -> None:
-        """Undo both; connections on which something may be lost break."""
+        """Forward again. Connections that may have lost something are closed."""
         self.hang_up()
         self._is_open.set()
         await self.listen()
@@ -64,7 +64,7 @@ class Relay:
 
 
 class Relays:
-    """All relays, in a thread of their own."""
+    """All relays, in their own thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()

@@ -24,12 +24,12 @@ pytestmark = [
 
 SICK = "n1"
 KEYS = 12
-"""So many that one of them is in each of the three partitions, but for once in 43 times: the names are fixed."""
+"""Number of keys. With fixed names, all but one in 43 such sets have a key in each of the three partitions."""
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """One node has a small file system of its own."""
+    """A cluster with one node on a small file system of its own."""
     place = tmp_path / "data" / SICK
 
     def mounted(node: str, text: str) -> str:

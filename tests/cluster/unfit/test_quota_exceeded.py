@@ -26,7 +26,7 @@ REASONS = {"EDQUOT": "the disk quota is exceeded", "EFBIG": "a file would exceed
 
 
 class Writers:
-    """Threads that write keys of their own, each through one node, and note what was acknowledged."""
+    """Threads that write their own keys, each through one node, and record the acknowledged writes."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster, self._over = cluster, threading.Event()
@@ -105,7 +105,7 @@ def _findings_with(cluster: Cluster, reason: str) -> list[str]:
 
 
 def _read_stale(cluster: Cluster, keys: list[str]) -> None:
-    """Any replica gives what it has."""
+    """Read from any replica."""
     with Client(cluster.url) as client:
         for key in keys:
             assert client.get(key.encode(), level=Level.STALE) is not None

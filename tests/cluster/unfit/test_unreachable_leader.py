@@ -1,4 +1,4 @@
-"""A leader that reaches everybody, and that nobody reaches at the address it advertises, loses the lead in time,
+"""A leader that reaches everybody, but that nobody reaches at its advertised address, loses the lead in time,
 although its session lives. Real processes, behind relays at their advertised addresses."""
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ DOORS = ("resp", "grpc", "http", "bookie")
 
 
 def host_of(node: str) -> str:
-    """The address that the node advertises."""
+    """Return the host that the node advertises."""
     return f"127.0.9.{node.removeprefix('n')}"
 
 
 class Writing(threading.Thread):
-    """Writes one key through one node, and notes the longest time without an acknowledgement."""
+    """Writes one key through one node, and records the longest time without an acknowledgement."""
 
     def __init__(self, cluster: Cluster, node: str, key: str = "key") -> None:
         super().__init__(name=f"writing {key}", daemon=True)
         self._cluster, self._node, self._key = cluster, node, key
         self._over = threading.Event()
         self.gap = 0.0, 0.0
-        """When the longest time without an acknowledgement began and ended."""
+        """Begin and end of the longest time without an acknowledgement."""
         self.written = 0
 
     def run(self) -> None:
@@ -51,7 +51,7 @@ class Writing(threading.Thread):
         self._acknowledged(last)
 
     def _acknowledged(self, last: float) -> float:
-        """Note the time since the last acknowledgement. Return the time of this one."""
+        """Record the time since the last acknowledgement. Return the time of this one."""
         now = time.monotonic()
         began, ended = self.gap
         if now - last > ended - began:

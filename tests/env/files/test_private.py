@@ -81,10 +81,10 @@ def test_new_key_that_others_can_read_does_not_replace_the_old_one(secrets: Path
     before = certificates.contents
     write_private(secrets / "own.pem", trustme.CA().issue_cert("127.0.0.1").private_key_and_cert_chain_pem.bytes())
     (secrets / "own.pem").chmod(0o640)
-    assert not certificates.look()
+    assert not certificates.poll()
     assert (certificates.is_failing, certificates.contents) == (True, before)
     (secrets / "own.pem").chmod(0o600)
-    assert certificates.look()
+    assert certificates.poll()
 
 
 def test_secret_of_root_may_be_readable_by_its_group_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

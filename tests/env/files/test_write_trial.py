@@ -33,7 +33,7 @@ def test_file_is_not_a_directory(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for place in (tmp_path / "file", tmp_path / "file" / "below"):
         assert str(write_fault(place)) == (
-            f"{tmp_path}/file: expected to look at the directory, got ENOTDIR (Not a directory); name a directory"
+            f"{tmp_path}/file: expected to read the directory, got ENOTDIR (Not a directory); name a directory"
         )
     assert nearest(tmp_path / "none" / "none") == tmp_path
 

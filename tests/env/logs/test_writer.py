@@ -29,6 +29,7 @@ from kvstore.env.logs.writer import (
     RotatedFile,
 )
 from kvstore.env.real import EXIT_FATAL
+from tests.pipes import full_pipe
 from tests.waiting import PATIENCE_S, wait_until_blocking
 
 log = logging.getLogger("kvstore.tests.log_writer")
@@ -230,17 +231,14 @@ def test_fatal_line_is_the_last_one_written_when_the_log_is_healthy() -> None:
 
 
 def test_process_ends_within_the_flush_limit_when_nobody_reads_its_log() -> None:
-    reader, writer = os.pipe()
     began = time.monotonic()
-    with subprocess.Popen([sys.executable, "-c", PROGRAM, "200"], stderr=writer) as process:
+    with full_pipe() as writer, subprocess.Popen([sys.executable, "-c", PROGRAM, "200"], stderr=writer) as process:
         assert process.wait(timeout=PATIENCE_S) == EXIT_FATAL
     assert time.monotonic() - began >= FLUSH_S
-    for end in (reader, writer):
-        os.close(end)
 
 
 IGNORING = """
-import logging, select, threading, time
+import logging, threading
 from kvstore.env.log_config import LogOutput
 from kvstore.env.log_output import open_log
 
@@ -254,8 +252,6 @@ def run():
 open_log(LogOutput(), process="test")
 for number in range(LINES):
     logging.getLogger(f"kvstore.{number}").error("%s", "x" * 1000)
-while LINES and select.select([], [2], [], 0)[1]:
-    time.sleep(0.01)
 Finalized()
 thread = threading.Thread(target=run)
 thread.start()
@@ -265,16 +261,13 @@ print("goes on", flush=True)
 
 
 def test_uncaught_exception_blocks_no_thread_when_nobody_reads_the_log() -> None:
-    reader, writer = os.pipe()
-    program = IGNORING.replace("LINES", "200")
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=writer) as process:
+    command = [sys.executable, "-c", IGNORING.replace("LINES", "200")]
+    with full_pipe() as writer, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=writer) as process:
         try:
             said, _ = process.communicate(timeout=PATIENCE_S)
         finally:
             process.kill()
     assert said == b"goes on\n"
-    for end in (reader, writer):
-        os.close(end)
 
 
 def test_uncaught_exception_is_logged() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.meta.connect import connect
-from tests.cli.test_bookie_racks import BOOKIES, OURS, PULSARS, register
+from tests.cli.test_bookies_racks import BOOKIES, OURS, PULSARS, register
 from tests.commands import kvstore
 from tests.interop import java
 from tests.pages import blocks
@@ -30,7 +30,7 @@ async def replace_disk(address: str) -> None:
 
 
 def racks(zookeeper: str) -> dict[str, str]:
-    """The rack of each host, by the words of Pulsar's own class."""
+    """Return the rack of each host, as Pulsar's own class reports it."""
     hosts = sorted({at.partition(":")[0] for _, at, _ in BOOKIES[:2]})
     said = java.run_pulsar("Racks", f"{zookeeper}{OURS}/ledgers", f"{zookeeper}{PULSARS}", *hosts)
     assert said.code == 0, said.text[-3000:]

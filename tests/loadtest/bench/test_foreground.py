@@ -24,7 +24,7 @@ class FallsSilent(socketserver.StreamRequestHandler):
                 self.server.is_reached.set()  # type: ignore[attr-defined]
 
 
-def test_a_server_that_falls_silent_makes_errors() -> None:
+def test_server_that_falls_silent_makes_errors() -> None:
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), FallsSilent) as server:
         server.daemon_threads = True
         server.is_reached = threading.Event()  # type: ignore[attr-defined]

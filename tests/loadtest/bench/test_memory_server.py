@@ -18,7 +18,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"kv://{address}?timeout=60s"
 
 
-def test_the_blocking_client_reads_what_it_wrote(url: str) -> None:
+def test_blocking_client_reads_what_it_wrote(url: str) -> None:
     with Client(url) as client:
         version = client.put(b"k", b"v")
         found = client.get(b"k")
@@ -28,7 +28,7 @@ def test_the_blocking_client_reads_what_it_wrote(url: str) -> None:
         assert client.get(b"nobody's") is None
 
 
-async def test_the_asyncio_client_reads_what_it_wrote(url: str) -> None:
+async def test_asyncio_client_reads_what_it_wrote(url: str) -> None:
     async with AsyncClient(url) as client:
         versions = await client.put_many({b"a": b"1", b"b": b"2"})
         found = await client.get_many([b"a", b"b", b"c"])

@@ -43,6 +43,6 @@ def test_ports_that_are_taken_are_passed_over() -> None:
 
 
 @pytest.mark.parametrize(("refusals", "message"), [([TAKEN] * 3, "no free ports"), (["no Java"], "no Java")])
-def test_an_error_that_cannot_be_ignored_is_reported(refusals: list[str], message: str) -> None:
+def test_error_that_cannot_be_ignored_is_reported(refusals: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         up(Cluster(*refusals))

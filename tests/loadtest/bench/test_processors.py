@@ -22,7 +22,7 @@ def test_callers_and_servers_share_no_processor_if_there_are_two() -> None:
     assert askers.isdisjoint(answerers) == (len(usable) > 1)
 
 
-def test_a_started_process_stays_on_its_processors() -> None:
+def test_started_process_stays_on_its_processors() -> None:
     before = os.sched_getaffinity(0)
     with processors.on(processors.of_askers()):
         assert os.sched_getaffinity(0) == processors.of_askers()

@@ -15,6 +15,6 @@ def test_zookeeper_counts_are_read_from_its_answer() -> None:
 
 
 @pytest.mark.parametrize(("mntr", "srvr"), [("", ""), (MNTR, ""), ("", SRVR)])
-def test_a_store_that_does_not_answer_is_not_idle(mntr: str, srvr: str) -> None:
+def test_store_that_does_not_answer_is_not_idle(mntr: str, srvr: str) -> None:
     with pytest.raises(RuntimeError, match="expected the counts of a ZooKeeper"):
         store_counts(mntr, srvr)

@@ -68,7 +68,7 @@ def test_unknown_lines_are_refused_in_one_line(
     assert capsys.readouterr().err == "suite: no line that can be measured here holds 'nothing' in its name\n"
 
 
-def test_the_store_and_the_floors_take_turns_and_ratios_are_of_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_and_the_floors_take_turns_and_ratios_are_of_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, str, int]] = []
     rates = {"s:1": 10.0, "f:1": 20.0, "g:1": 40.0}
 
@@ -120,7 +120,7 @@ def test_without_redis_benchmark_the_lines_of_our_own_clients_are_measured(
 
 
 @pytest.mark.parametrize("words", [["--runs", "0"], ["--seconds", "0"], ["--seconds", "nan"]])
-def test_a_suite_of_nothing_is_refused(
+def test_suite_of_nothing_is_refused(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["suite", *words])

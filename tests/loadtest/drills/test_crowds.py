@@ -81,14 +81,14 @@ async def wrong_of(crowd: str, store: Store) -> list[str]:
         ("huge_transactions", 3 * COUNT),
     ],
 )
-async def test_a_lost_acknowledged_write_is_wrong(crowd: str, until: int) -> None:
+async def test_lost_acknowledged_write_is_wrong(crowd: str, until: int) -> None:
     """Without the first writes the key is missing; without later ones it has the value before them."""
     assert await wrong_of(crowd, Forgetful(until)) != []
 
 
 @pytest.mark.parametrize("crowd", CROWDS)
 @pytest.mark.parametrize("store", [Store, partial(Store, "broken"), Refusing, Unsure], ids=str)
-async def test_a_refused_or_unknown_operation_is_not_wrong(crowd: str, store: Callable[[], Store]) -> None:
+async def test_refused_or_unknown_operation_is_not_wrong(crowd: str, store: Callable[[], Store]) -> None:
     assert await wrong_of(crowd, store()) == []
 
 
@@ -100,7 +100,7 @@ async def test_clients_end_with_one_line_where_no_server_answers(monkeypatch: py
     assert "nobody tells what is stored: not connected" in line
 
 
-async def test_a_pipeline_returns_the_result_of_each_command() -> None:
+async def test_pipeline_returns_the_result_of_each_command() -> None:
     server = await asyncio.start_server(Refusing().serve, "127.0.0.1", 0)
     door = Door(server.sockets[0].getsockname()[:2])
     written, read = await door.ask_all([b"SET", b"k", b"v"], [b"GET", b"k"], timeout_s=5)
@@ -112,7 +112,7 @@ async def test_a_pipeline_returns_the_result_of_each_command() -> None:
     server.close()
 
 
-def test_a_write_of_unknown_outcome_may_be_done_later() -> None:
+def test_write_of_unknown_outcome_may_be_done_later() -> None:
     held = crowds.Held()
     held.note(b"1", Unknown("late"))
     held.note(b"2", b"OK")

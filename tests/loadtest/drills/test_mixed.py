@@ -109,14 +109,14 @@ async def loaded(store: Store, monkeypatch: pytest.MonkeyPatch) -> MixedLoad:
 
 
 @pytest.mark.parametrize("lie", ["stale", "lost", "twice", "half", "resurrected"])
-async def test_a_store_with_wrong_answers_is_detected(lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_store_with_wrong_answers_is_detected(lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
     load = await loaded(Store(lie), monkeypatch)
     with pytest.raises(Violation):
         check_search(load.history)
 
 
 @pytest.mark.parametrize("lie", ["", "broken"])
-async def test_a_correct_store_passes_though_connections_break(lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_correct_store_passes_though_connections_break(lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
     load = await loaded(Store(lie), monkeypatch)
     check_search(load.history)
     assert bool(load.history.counts()[Result.INFO]) is bool(lie)

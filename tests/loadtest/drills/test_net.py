@@ -37,7 +37,7 @@ def on(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return machine
 
 
-def test_a_network_has_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_network_has_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = on(Machine(), monkeypatch)
     first, second = Network(["n1"]), Network(["n1"])
     for each in (first, second):
@@ -58,7 +58,7 @@ def test_nothing_stays_of_a_network_that_cannot_be_made(
     assert machine.names == OTHERS
 
 
-def test_a_missing_permission_for_networks_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_permission_for_networks_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     on(Machine("bridge"), monkeypatch)
     with pytest.raises(subprocess.CalledProcessError):
         Network(["n1"])

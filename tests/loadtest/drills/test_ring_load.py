@@ -125,7 +125,7 @@ def problems_of(lie: str) -> Counter[str]:
     return load_on(lie).problems
 
 
-def test_a_correct_store_gives_no_findings() -> None:
+def test_correct_store_gives_no_findings() -> None:
     assert problems_of("") == {}
 
 
@@ -141,7 +141,7 @@ def test_a_correct_store_gives_no_findings() -> None:
         ("scanned twice", "doubled"),
     ],
 )
-def test_a_wrong_answer_is_detected(lie: str, found: str) -> None:
+def test_wrong_answer_is_detected(lie: str, found: str) -> None:
     assert problems_of(lie)[found] > 0
 
 

@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_hand_over_begins_at_its_last_freeze_and_an_open_move_has_none(folder: Path) -> None:
+def test_hand_over_begins_at_its_last_freeze_and_an_open_move_has_none(folder: Path) -> None:
     found = hand_overs(read_logs(folder))
     assert set(found) == {7}
     assert found[7].freezes == 2
@@ -59,7 +59,7 @@ def test_only_waits_on_the_range_and_from_its_first_freeze_on_count(folder: Path
     assert longest_waits({7: (0, 9)}, found, waits) == {7: Longest(None, None)}
 
 
-def test_a_quantile_is_a_value_that_so_many_do_not_exceed() -> None:
+def test_quantile_is_a_value_that_so_many_do_not_exceed() -> None:
     assert quantile([], 0.5) == 0.0
     assert quantile([3.0, 1.0, 2.0], 0.5) == 2.0
     assert quantile(range(1, 1001), 0.999) == 999

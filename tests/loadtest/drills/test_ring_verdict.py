@@ -12,7 +12,7 @@ def loads(*kept: float) -> list[Load]:
     return [Load(each, 800.0, 0.5) for each in kept]
 
 
-def test_the_worst_move_and_the_worst_change_decide() -> None:
+def test_worst_move_and_the_worst_change_decide() -> None:
     fast = [Longest(0.09, 0.02)] * 99
     assert verdicts(Verdict(fast, fast, [1] * 99, loads(0.9, 0.95))) == ["PASS", "PASS", "PASS"]
     slow = Verdict([*fast, Longest(0.21, 0.04)], fast, [1] * 100, loads(0.95, 0.79))
@@ -20,7 +20,7 @@ def test_the_worst_move_and_the_worst_change_decide() -> None:
     assert not slow.is_met
 
 
-def test_the_text_names_figures_limits_and_the_machine_allowance() -> None:
+def test_text_names_figures_limits_and_the_machine_allowance() -> None:
     verdict = Verdict([Longest(0.1, 0.07), Longest(0.2, None)], [Longest(0.01, 0.01)], [1, 3], loads(0.85))
     writes, reads, throughput, loops, freezes, rates = verdict.text().splitlines()
     assert writes.startswith("PASS  longest write wait of any key of a range")
@@ -39,5 +39,5 @@ def test_the_text_names_figures_limits_and_the_machine_allowance() -> None:
     assert rates.endswith(": 800/s with 50 %")
 
 
-def test_a_goal_without_measurements_is_not_met() -> None:
+def test_goal_without_measurements_is_not_met() -> None:
     assert verdicts(Verdict()) == ["FAIL", "FAIL", "FAIL"]

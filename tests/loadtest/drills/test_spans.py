@@ -22,7 +22,7 @@ NEW = f"""2026-01-01 10:00:00,115 INFO {REPLICA} partition=p1 FOLLOWING -> CLAIM
 """
 
 
-def test_a_leader_change_logged_by_both_nodes_is_counted_once(tmp_path: Path) -> None:
+def test_leader_change_logged_by_both_nodes_is_counted_once(tmp_path: Path) -> None:
     (tmp_path / "n1.log").write_text(NEW)
     (tmp_path / "n2.log").write_text(OLD)
     found = spans(read_logs(tmp_path))
@@ -31,7 +31,7 @@ def test_a_leader_change_logged_by_both_nodes_is_counted_once(tmp_path: Path) ->
     assert found[1].phases == {"claiming": 20, "serving": 600}
 
 
-def test_a_summary_has_a_row_for_each_phase(tmp_path: Path) -> None:
+def test_summary_has_a_row_for_each_phase(tmp_path: Path) -> None:
     (tmp_path / "n1.log").write_text(NEW)
     rows = summary(spans(read_logs(tmp_path)), TAKEOVER)
     assert [row["until"] for row in rows] == ["claiming", "serving"]

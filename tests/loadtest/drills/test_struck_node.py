@@ -7,32 +7,44 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 from loadtest.drills.struck_node import write_ahead, write_block
 
-PROGRAM = """
-import sys, threading, time
+PROGRAM = r"""
+import os, queue, sys, threading, time
 from pathlib import Path
 from kvstore.env.clock import SystemClock
-from loadtest.drills.struck_node import install
+from loadtest.drills import struck_node
 
-install(Path(sys.argv[1]))
+asked, released = queue.SimpleQueue(), threading.Event()
+
+
+class Blocks:
+    # stands for the module `time` in struck_node: a sleep ends when the other thread is asked to end it
+    @staticmethod
+    def sleep(seconds):
+        os.write(1, b"blocked %g\n" % seconds)  # the signal may have interrupted a print of the main thread
+        released.wait()
+
+
+struck_node.time = Blocks
+struck_node.install(Path(sys.argv[1]))
 right_ms = time.time() * 1000
 print(round((SystemClock().wall_ms() - right_ms) / 1000), flush=True)
 
 
 def other_thread():
-    while True:
+    for line in sys.stdin:
         print("thread", flush=True)
-        time.sleep(0.05)
+        if line == "release\n":
+            released.set()
+        asked.put(line)
 
 
 threading.Thread(target=other_thread, daemon=True).start()
 while True:
-    time.sleep(0.05)
-    print("loop", flush=True)
+    print(f"loop {asked.get().strip()}", flush=True)
 """
 
 
@@ -40,20 +52,22 @@ def test_struck_node_blocks_its_loop_alone(tmp_path: Path) -> None:
     file = tmp_path / "n1.ahead"
     write_ahead(file, 3600.0)
     write_block(file, 60.0)
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(file)], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", PROGRAM, str(file)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
     killer = threading.Timer(60.0, process.kill)
     killer.start()
     try:
+        assert process.stdin is not None
         assert process.stdout is not None
-        lines = iter(process.stdout)
+        say, lines = process.stdin.write, iter(process.stdout)
         assert int(next(lines)) in range(3595, 3606)
-        while next(lines) != "loop\n":
-            pass
+        say("one\n")
+        assert [next(lines), next(lines)] == ["thread\n", "loop one\n"]
         os.kill(process.pid, signal.SIGUSR2)
-        began, quiet = time.monotonic(), 0
-        while quiet < 10:
-            quiet = quiet + 1 if next(lines) == "thread\n" else 0
-        assert time.monotonic() - began < 60.0
+        assert next(lines) == "blocked 60\n"
+        say("two\nrelease\n")
+        assert [next(lines), next(lines)] == ["thread\n"] * 2, "the loop answers nothing, and another thread does"
+        assert [next(lines), next(lines)] == ["loop two\n", "loop release\n"]
     finally:
         killer.cancel()
         process.kill()

@@ -6,6 +6,7 @@ import socketserver
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from threading import Event, Thread
+from time import monotonic
 from typing import Any
 
 import hiredis
@@ -21,6 +22,8 @@ class SmallRedis(socketserver.ThreadingTCPServer):
         self.answer_s, self.is_forgetful = answer_s, is_forgetful
         self.records: dict[bytes, bytes] = {}
         self.reads = 0
+        self.first_read_at = self.last_answer_at = 0.0
+        """By the monotonic clock."""
         self.stopped = Event()
 
     @property
@@ -33,7 +36,9 @@ class SmallRedis(socketserver.ThreadingTCPServer):
                 self.records[command[1]] = command[2]
             return b"+OK\r\n"
         assert command[0] == b"GET", command
+        self.first_read_at = self.first_read_at or monotonic()
         self.stopped.wait(self.answer_s)
+        self.last_answer_at = monotonic()
         self.reads += 1
         value = self.records[command[1]]
         return b"$%d\r\n%b\r\n" % (len(value), value)

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import gevent
+from gevent.event import Event
 from locust.env import Environment
 
 from kvstore.client import Client, Level
@@ -42,7 +43,7 @@ class SlowEndpoint:
 
     def read(self, key: bytes) -> int:
         self.watch.mark_sent()
-        gevent.sleep(ANSWER_S)
+        gevent.sleep(ANSWER_S)  # the store's answer takes this long
         self.watch.mark_received()
         self._reads += 1
         if self._reads % 2 == 0:
@@ -65,11 +66,13 @@ class SilentEndpoint:
 
     def __init__(self, silent_s: float) -> None:
         self.watch, self._silent_s = Stopwatch(), silent_s
+        self.begun = Event()
 
     def read(self, key: bytes) -> int:
         self.watch.mark_sent()
         self.watch.mark_received()
-        gevent.sleep(self._silent_s)
+        self.begun.set()
+        gevent.sleep(self._silent_s)  # the store is silent
         raise OSError("nothing was received")
 
     def close(self) -> None:
@@ -89,7 +92,7 @@ class WaitingUser(SilentUser):
 
 def environment_of(recorder: Recorder, *, workloads: str = "ycsb-c", per_s: float = 1_000.0) -> Environment:
     environment = Environment(user_classes=[SlowUser], stop_timeout=5)
-    environment.kvstore_session = RunContext(
+    vars(environment)["kvstore_session"] = RunContext(
         client=Client("kv://127.0.0.1:9"),  # never opened
         resp=["a:1", "b:1", "c:1"],
         level=Level.LINEARIZABLE,
@@ -109,11 +112,17 @@ def stalled() -> dict[str, Any]:
     environment = environment_of(recorder, per_s=PER_S)
     environment.events.request.add_listener(partial(record, recorder))
     late_s: list[float] = []
-    environment.events.request.add_listener(lambda context, **_: late_s.append(context["late_s"]))
+    are_done = Event()
+
+    def note(context: dict[str, float], **_: Any) -> None:
+        late_s.append(context["late_s"])
+        if len(late_s) == OPERATIONS:
+            are_done.set()
+
+    environment.events.request.add_listener(note)
     runner = environment.create_local_runner()
     runner.start(1, 1)
-    while len(late_s) < OPERATIONS:
-        gevent.sleep(ANSWER_S / 5)
+    are_done.wait()
     runner.quit()
     tally = recorder.tallies["slow", "read"]
     return {
@@ -138,7 +147,7 @@ def started() -> dict[str, Any]:
         for name, kind in kinds.items():
             user = kind(environment)
             user.on_start()
-            operations = user._operations
+            operations: Any = user._operations
             found[name].append([operations._draws.workload.name, getattr(operations.endpoint, "_next", None)])
             drawn.append(operations._random.random())
     return found | {"drawn": drawn}
@@ -153,8 +162,11 @@ def silent_user(recorder: Recorder, kind: type[SilentUser] = SilentUser) -> Sile
 def killed() -> dict[str, int]:
     """Return the records of an operation whose user was killed."""
     recorder = Recorder()
-    operation = gevent.spawn(silent_user(recorder, WaitingUser).operation)
-    gevent.sleep(SILENT_S / 3)
+    user = silent_user(recorder, WaitingUser)
+    endpoint = user._operations.endpoint
+    assert isinstance(endpoint, SilentEndpoint)
+    operation = gevent.spawn(user.operation)
+    endpoint.begun.wait()
     operation.kill()
     cells = recorder.cells.values()
     return {name: sum(getattr(cell, name) for cell in cells) for name in ("due", "done", "errors")}

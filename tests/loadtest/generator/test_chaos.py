@@ -21,7 +21,7 @@ from kvstore.loadtest.generator.options import Options
 from tests.waiting import PATIENCE_S
 
 
-def test_a_plan_that_breaks_is_a_failed_event(tmp_path: Path) -> None:
+def test_plan_that_breaks_is_a_failed_event(tmp_path: Path) -> None:
     """There is no cluster here to be killed."""
     chaos = Chaos(
         LocalCluster(tmp_path), tmp_path, tmp_path, [ChaosFault(0.0, KILL, "n1"), ChaosFault(0.0, START, "n1")]
@@ -79,7 +79,7 @@ def test_chaos_refuses_to_measure_another_cluster_than_it_kills(tmp_path: Path) 
             chaos_of(replace(options, **other))
 
 
-def test_a_partition_that_was_added_is_gone_after_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partition_that_was_added_is_gone_after_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No existing partition is removed, and none that another process added before the run."""
     there = ["p1", "p2"]
 
@@ -104,7 +104,7 @@ def test_a_partition_that_was_added_is_gone_after_the_run(tmp_path: Path, monkey
     ]
 
 
-def test_a_partition_added_by_another_process_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partition_added_by_another_process_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = ["p1"]
 
     def ring(*words: str) -> subprocess.CompletedProcess[str]:
@@ -132,7 +132,7 @@ def test_no_partition_is_removed_where_none_was_added(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("code", [0, 1])
-def test_a_snapshot_is_gone_after_the_run(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshot_is_gone_after_the_run(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Path] = []
 
     def create(*words: str) -> subprocess.CompletedProcess[str]:
@@ -155,7 +155,7 @@ def test_a_snapshot_is_gone_after_the_run(code: int, tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("outputs", [("", "{}"), ('{"partitions": [{"id": "p1"}]}', "")])
-def test_a_ring_without_readable_partitions_fails_the_run(
+def test_ring_without_readable_partitions_fails_the_run(
     outputs: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before: no partition is added, because it could not be removed. After: the added one stayed without a message."""
@@ -175,7 +175,7 @@ def test_a_ring_without_readable_partitions_fails_the_run(
     assert "did not list the partitions" in chaos.events[-1].outcome
 
 
-def test_a_node_that_cannot_be_started_fails_the_run_and_ends_nothing_else(tmp_path: Path) -> None:
+def test_node_that_cannot_be_started_fails_the_run_and_ends_nothing_else(tmp_path: Path) -> None:
     """There was no report: the end of the chaos raised the error of the first node's start."""
 
     class Broken(Cluster):

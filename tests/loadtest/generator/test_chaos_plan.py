@@ -50,6 +50,6 @@ def test_one_seed_gives_one_plan() -> None:
     assert len({tuple(plan(NODES, 600.0, 5.0, seed)) for seed in range(10)}) > 1
 
 
-def test_a_run_too_short_for_a_kill_is_refused() -> None:
+def test_run_too_short_for_a_kill_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 18 s"):
         plan(NODES, 17.0, 2.0, 1)

@@ -63,7 +63,7 @@ def test_zipfian_picks_the_kth_key_in_proportion_to_its_rank() -> None:
     assert misfit(found, dict.fromkeys(range(200), 1 / 200)) > 100
 
 
-def test_a_higher_constant_makes_the_first_key_more_frequent() -> None:
+def test_higher_constant_makes_the_first_key_more_frequent() -> None:
     shares = [Ranks(1_000, constant).share(0) for constant in (0.5, 0.99, 1.5)]
     assert shares == sorted(shares)
     assert shares[1] == pytest.approx(expected_share(0, 1_000))
@@ -75,7 +75,7 @@ def test_scattering_gives_each_rank_a_key_of_its_own(size: int) -> None:
     assert len({rank * stride % size for rank in range(size)}) == size
 
 
-def test_the_most_frequent_zipfian_keys_are_not_neighbours() -> None:
+def test_most_frequent_zipfian_keys_are_not_neighbours() -> None:
     first = [Zipfian(1_000).key_of(rank) for rank in range(5)]
     assert min(abs(a - b) for a in first for b in first if a != b) > 50
 
@@ -87,7 +87,7 @@ def test_latest_picks_the_newest_key_most_and_follows_inserts() -> None:
         assert misfit(found, {count - 1 - rank: expected_share(rank, 200) for rank in range(200)}) < 1.5
 
 
-def test_a_hot_set_gets_its_share_evenly_and_the_others_the_rest() -> None:
+def test_hot_set_gets_its_share_evenly_and_the_others_the_rest() -> None:
     chooser = HotSet(1_000, hot=0.05, wanted=0.8)
     shares = {key: 0.8 / 50 if chooser.is_hot(key) else 0.2 / 950 for key in range(1_000)}
     assert sum(map(chooser.is_hot, range(1_000))) == 50
@@ -98,6 +98,6 @@ def test_a_hot_set_gets_its_share_evenly_and_the_others_the_rest() -> None:
     "text",
     ["", "zipf", "zipfian:x", "zipfian:0", "hotset:2:0.5", "hotset:0.1", "uniform:3", "zipfian:1000", "latest:nan"],
 )
-def test_an_unknown_key_chooser_is_refused_with_its_name(text: str) -> None:
+def test_unknown_key_chooser_is_refused_with_its_name(text: str) -> None:
     with pytest.raises(ValueError, match=f"{text!r}"):
         chooser_of(text, 10)

@@ -75,14 +75,14 @@ def whole_run(folder: Path, clock: Clock, *, busy: float = 0.1, **options: Any) 
     return finished(conductor)
 
 
-def test_a_rate_is_judged_when_all_users_have_run_for_a_complete_trial(tmp_path: Path, clock: Clock) -> None:
+def test_rate_is_judged_when_all_users_have_run_for_a_complete_trial(tmp_path: Path, clock: Clock) -> None:
     conductor = led(tmp_path, shape="knee")
     assert seconds_of(conductor, *range(1, 31), running=19) == [20] * 30
     assert seconds_of(conductor, *range(31, 45), running=20) == [20] * 14
     assert seconds_of(conductor, 45, running=20) == [30]
 
 
-def test_a_rate_with_fewer_operations_than_due_is_not_carried(tmp_path: Path, clock: Clock) -> None:
+def test_rate_with_fewer_operations_than_due_is_not_carried(tmp_path: Path, clock: Clock) -> None:
     """101 per second need 21 users, which then have 105 due."""
     conductor = led(tmp_path, shape="knee", rate=101.0)
     seconds_of(conductor, *range(1, 20), running=21, per_s=102)
@@ -91,14 +91,14 @@ def test_a_rate_with_fewer_operations_than_due_is_not_carried(tmp_path: Path, cl
 
 
 @pytest.mark.usefixtures("clock")
-def test_a_steady_rate_needs_no_recent_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steady_rate_needs_no_recent_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     conductor = led(tmp_path)
     monkeypatch.delattr(Recorder, "between")
     assert seconds_of(conductor, *range(1, 30), running=20) == [20] * 29
 
 
 @pytest.mark.usefixtures("clock")
-def test_a_knee_that_was_not_found_fails_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_knee_that_was_not_found_fails_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     conductor = led(tmp_path, shape="knee", seconds=20.0)
     seconds_of(conductor, *range(1, 21), running=20)
     code, made = finished(conductor)
@@ -110,7 +110,7 @@ def test_a_knee_that_was_not_found_fails_the_run(tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.parametrize(("busy", "is_told"), [(0.95, True), (0.85, False)])
-def test_a_saturated_generator_is_reported_and_fails_nothing(
+def test_saturated_generator_is_reported_and_fails_nothing(
     busy: float, *, is_told: bool, tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, made = whole_run(tmp_path, clock, busy=busy)
@@ -121,7 +121,7 @@ def test_a_saturated_generator_is_reported_and_fails_nothing(
 
 
 @pytest.mark.usefixtures("clock")
-def test_a_knee_of_a_saturated_generator_may_be_its_own(tmp_path: Path) -> None:
+def test_knee_of_a_saturated_generator_may_be_its_own(tmp_path: Path) -> None:
     conductor = led(tmp_path, shape="knee")
     seconds_of(conductor, *range(1, 16), running=20, busy=0.99)
     seconds_of(conductor, *range(16, 32), running=30, busy=0.99)
@@ -132,7 +132,7 @@ def test_a_knee_of_a_saturated_generator_may_be_its_own(tmp_path: Path) -> None:
     assert "the knee may be the generator's" in saturated
 
 
-def test_a_run_is_judged_by_its_baseline(tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_is_judged_by_its_baseline(tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     _, made = whole_run(tmp_path, clock)
     stored = baseline_of(made)
     path = tmp_path / "baseline.json"
@@ -149,7 +149,7 @@ def test_a_run_is_judged_by_its_baseline(tmp_path: Path, clock: Clock, capsys: p
     assert "not compared with" in capsys.readouterr().err
 
 
-def test_a_run_spoiled_by_its_own_machine_has_its_own_exit_code(
+def test_run_spoiled_by_its_own_machine_has_its_own_exit_code(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Figures against the store are ignored: they do not measure the store."""
@@ -176,9 +176,9 @@ def test_a_run_spoiled_by_its_own_machine_has_its_own_exit_code(
 
 @pytest.mark.parametrize(
     ("part", "message"),
-    [("figures", "'figures' is missing"), ("operations", "'operations' is missing"), ("", "format 3")],
+    [("figures", "'figures' is missing"), ("operations", "'operations' is missing"), ("", "format 4")],
 )
-def test_an_incomplete_baseline_does_not_prevent_the_report(
+def test_incomplete_baseline_does_not_prevent_the_report(
     part: str, message: str, tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, made = whole_run(tmp_path, clock)
@@ -194,12 +194,12 @@ def test_an_incomplete_baseline_does_not_prevent_the_report(
     assert len([line for line in capsys.readouterr().err.splitlines() if message in line]) == 1
 
 
-def test_the_document_contains_the_options_of_the_load(tmp_path: Path, clock: Clock) -> None:
+def test_document_contains_the_options_of_the_load(tmp_path: Path, clock: Clock) -> None:
     options = whole_run(tmp_path, clock)[1]["options"]
     assert (options["workers"], options["nodes"], options["partitions"]) == (0, None, None)
 
 
-def test_the_pulse_is_taken_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pulse_is_taken_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that keeps the machine busy must not be excused by it."""
     done: list[str] = []
 

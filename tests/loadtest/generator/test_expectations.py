@@ -23,7 +23,7 @@ def write(mine: Expectations, version: int | None = None) -> int:
     return begun.number
 
 
-def test_an_older_version_than_was_acknowledged_is_wrong() -> None:
+def test_older_version_than_was_acknowledged_is_wrong() -> None:
     mine = Expectations(1)
     mine.acknowledged(mine.begin(KEY), version=10)
     floor = mine.floor(KEY)
@@ -32,14 +32,14 @@ def test_an_older_version_than_was_acknowledged_is_wrong() -> None:
         mine.check(KEY, ours(1), floor, version=9)
 
 
-def test_an_older_version_than_was_read_is_wrong() -> None:
+def test_older_version_than_was_read_is_wrong() -> None:
     mine = Expectations(1)
     mine.check(KEY, ours(4, writer=2), mine.floor(KEY), version=10)
     with pytest.raises(WrongValue, match="version 8"):
         mine.check(KEY, ours(3, writer=2), mine.floor(KEY), version=8)
 
 
-def test_a_read_that_began_before_the_acknowledgement_may_be_older() -> None:
+def test_read_that_began_before_the_acknowledgement_may_be_older() -> None:
     mine = Expectations(1)
     mine.acknowledged(mine.begin(KEY), version=5)
     floor = mine.floor(KEY)
@@ -47,7 +47,7 @@ def test_a_read_that_began_before_the_acknowledgement_may_be_older() -> None:
     mine.check(KEY, ours(1), floor, version=5)
 
 
-def test_a_write_gets_a_newer_version_than_any_read_before_it_began() -> None:
+def test_write_gets_a_newer_version_than_any_read_before_it_began() -> None:
     for version in (9, 10):
         mine = Expectations(1)
         write(mine, version=10)
@@ -81,7 +81,7 @@ def test_allowed_stale_reads_excuse_no_others() -> None:
         mine.check(KEY, ours(first), mine.floor(KEY))
 
 
-def test_a_session_records_only_values_that_came_with_a_version() -> None:
+def test_session_records_only_values_that_came_with_a_version() -> None:
     """Versions are returned only through gRPC, to the single client of this process."""
     mine = Expectations(1)
     first = write(mine)
@@ -140,7 +140,7 @@ def test_of_two_concurrent_writes_either_may_be_the_last() -> None:
         mine.check(KEY, ours(write.number), mine.floor(KEY))
 
 
-def test_a_write_of_unknown_outcome_may_appear_later() -> None:
+def test_write_of_unknown_outcome_may_appear_later() -> None:
     mine = Expectations(1)
     unknown = mine.begin(KEY)
     write(mine)
@@ -149,7 +149,7 @@ def test_a_write_of_unknown_outcome_may_appear_later() -> None:
     mine.check(KEY, ours(unknown.number), mine.floor(KEY))
 
 
-def test_a_write_of_unknown_outcome_excuses_no_other() -> None:
+def test_write_of_unknown_outcome_excuses_no_other() -> None:
     mine = Expectations(1)
     first = write(mine)
     mine.unknown(mine.begin(KEY))
@@ -173,7 +173,7 @@ def test_no_write_of_unknown_outcome_is_called_wrong_once_there_were_many() -> N
         mine.check(KEY, ours(last - 1), mine.floor(KEY))
 
 
-def test_a_limited_number_of_unknown_outcomes_is_kept() -> None:
+def test_limited_number_of_unknown_outcomes_is_kept() -> None:
     known = KeyHistory()
     for number in range(2 * UNKNOWN_MAX):
         known.note_unknown(number)
@@ -193,7 +193,7 @@ def test_of_more_keys_than_are_remembered_nothing_is_expected() -> None:
     assert mine.floor(b"first").number == 1
 
 
-def test_a_refused_write_hides_nothing() -> None:
+def test_refused_write_hides_nothing() -> None:
     mine = Expectations(1)
     first = mine.begin(KEY)
     mine.acknowledged(first)
@@ -204,7 +204,7 @@ def test_a_refused_write_hides_nothing() -> None:
         mine.check(KEY, ours(first.number), mine.floor(KEY))
 
 
-def test_the_numbers_of_another_writer_are_independent() -> None:
+def test_numbers_of_another_writer_are_independent() -> None:
     mine = Expectations(1)
     for _ in range(3):
         mine.acknowledged(mine.begin(KEY))
@@ -226,7 +226,7 @@ def test_each_compare_and_set_makes_the_next_generation() -> None:
     assert next_generation(KEY, encode(KEY, first, 0)) == Stamp(0, 2)
 
 
-def test_a_counter_that_does_not_rise_is_wrong() -> None:
+def test_counter_that_does_not_rise_is_wrong() -> None:
     mine = Expectations(1)
     early = mine.count_floor(KEY)
     mine.counted(KEY, 7, early)
@@ -245,13 +245,13 @@ def test_two_increments_with_the_same_result_are_wrong() -> None:
         mine.counted(KEY, 6, early)
 
 
-def test_a_lost_key_is_reported_with_its_history() -> None:
+def test_lost_key_is_reported_with_its_history() -> None:
     mine = Expectations(1)
     mine.acknowledged(mine.begin(KEY), version=12)
     assert "version 12" in str(mine.absent(KEY))
 
 
-def test_a_scan_that_passes_over_a_key_that_was_there_is_wrong() -> None:
+def test_scan_that_passes_over_a_key_that_was_there_is_wrong() -> None:
     mine = Expectations(1)
     mine.check(KEY, ours(1, writer=2), NO_FLOOR)
     for key in (b"a", b"key-2", b"z"):
@@ -275,7 +275,7 @@ def test_scans_that_may_be_stale_may_lack_what_is_new() -> None:
     assert list(mine.there(b"", b"z", 10, Level.SESSION)) == [b"told"]
 
 
-def test_a_scan_gives_no_older_values_than_were_known_before_it_began() -> None:
+def test_scan_gives_no_older_values_than_were_known_before_it_began() -> None:
     mine = Expectations(1)
     first = write(mine, version=5)
     write(mine, version=6)

@@ -30,7 +30,7 @@ os._exit(0)
 """
 
 
-def test_a_command_that_is_started_beside_grpc_calls_runs() -> None:
+def test_command_that_is_started_beside_grpc_calls_runs() -> None:
     """The fork handlers of gRPC start its threads in the child, and these abort when gevent closes the descriptors
     they poll."""
     done = subprocess.run(
@@ -39,7 +39,7 @@ def test_a_command_that_is_started_beside_grpc_calls_runs() -> None:
     assert done.stdout.split() == ["0"], done.stderr[-2000:]
 
 
-def test_the_checkouts_locustfile_has_the_users_of_the_command() -> None:
+def test_checkouts_locustfile_has_the_users_of_the_command() -> None:
     command = [sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py", "--list"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
     assert [line.strip() for line in done.stdout.splitlines()[1:]] == ["GrpcUser", "RespUser"], done.stderr

@@ -11,7 +11,7 @@ def test_users_are_stopped_and_their_reports_are_awaited() -> None:
     assert wanted == [(0, 250.0)] * 5 + [None]
 
 
-def test_the_constant_shape_does_not_change() -> None:
+def test_constant_shape_does_not_change() -> None:
     """Any other message is a new order to the workers, which then restart their wait."""
     reports = LastReports(100.0, 250, stop_s=10, report_s=1)
     assert {reports.target(100.0 + second, 250 - second) for second in range(10)} == {(0, 250.0)}

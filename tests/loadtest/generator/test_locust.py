@@ -49,9 +49,9 @@ def test_two_workers_report_a_kill_and_no_wrong_value(cluster: Cluster, tmp_path
     assert 1_000 < sum(line["count"] for line in made["operations"]) <= made["total"]["done"]
     assert max(point["users"] or 0 for point in made["timeline"]) == 20
     assert made["total"]["wrong"] == 0
-    doors_and_operations = {(line["door"], line["operation"]) for line in made["operations"]}
+    endpoints_and_operations = {(line["endpoint"], line["operation"]) for line in made["operations"]}
     for operation in ("read", "update", "insert", "read-modify-write", "compare-and-set", "scan"):
-        assert {("grpc", operation), ("resp", operation)} <= doors_and_operations
+        assert {("grpc", operation), ("resp", operation)} <= endpoints_and_operations
     kill, start = made["events"]
     assert kill["what"].startswith("kill -9 n")
     assert start["outcome"].startswith("ready after")
@@ -61,7 +61,7 @@ def test_two_workers_report_a_kill_and_no_wrong_value(cluster: Cluster, tmp_path
     cluster.wait_ready()
 
 
-def test_a_value_that_was_changed_behind_its_back_fails_the_run(cluster: Cluster, tmp_path: Path) -> None:
+def test_value_that_was_changed_behind_its_back_fails_the_run(cluster: Cluster, tmp_path: Path) -> None:
     keys = [Keyspace(b"load/", KEYS, 1).record(number) for number in range(KEYS // 2)]  # even with few reads, some
     with Client(cluster.url) as client:
         for key, found in client.get_many(keys).items():  # loaded by the previous run
@@ -77,7 +77,7 @@ def test_a_value_that_was_changed_behind_its_back_fails_the_run(cluster: Cluster
 
 
 @pytest.mark.parametrize("processes", [(), ("--processes", "2")], ids=["alone", "workers"])
-def test_a_user_that_breaks_fails_the_run(cluster: Cluster, tmp_path: Path, processes: tuple[str, ...]) -> None:
+def test_user_that_breaks_fails_the_run(cluster: Cluster, tmp_path: Path, processes: tuple[str, ...]) -> None:
     options = ("--seconds", "4", "--workload", "ycsb-c", *processes, "RespUser", "BrokenUser")
     code, made, _, said = run(cluster, tmp_path, *options, file=BROKEN)
     assert code == 1, said
@@ -86,11 +86,11 @@ def test_a_user_that_breaks_fails_the_run(cluster: Cluster, tmp_path: Path, proc
     assert "broken_users.py" in reason
 
 
-def test_a_custom_workload_has_its_operations_in_the_report(cluster: Cluster, tmp_path: Path) -> None:
+def test_custom_workload_has_its_operations_in_the_report(cluster: Cluster, tmp_path: Path) -> None:
     options = ("--seconds", "6", "--prefix", "own/", "--p99-ms", "look=60000,buy=60000", "Shop")
     code, made, _, said = run(cluster, tmp_path, *options, file=OWN)
     assert code in (0, 3), said  # 3: this machine was late
-    figures = {(line["door"], line["operation"]): line for line in made["operations"]}
+    figures = {(line["endpoint"], line["operation"]): line for line in made["operations"]}
     assert figures.keys() == {("Shop", "look"), ("Shop", "buy")}
     assert figures["Shop", "look"]["count"] > figures["Shop", "buy"]["count"] > 0
     assert made["total"]["errors"] == made["total"]["wrong"] == 0
@@ -100,7 +100,7 @@ def test_a_custom_workload_has_its_operations_in_the_report(cluster: Cluster, tm
     assert sum(left) <= 50 * 1_000_000 - figures["Shop", "buy"]["count"]
 
 
-def test_a_workload_with_an_unknown_operation_is_refused_before_the_run(cluster: Cluster) -> None:
+def test_workload_with_an_unknown_operation_is_refused_before_the_run(cluster: Cluster) -> None:
     command = [*COMMAND, "-f", str(OWN), "--data-dir", str(cluster.local.data_dir), "Careless"]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert answer.returncode == 2
@@ -152,7 +152,7 @@ def test_each_run_of_the_web_pages_is_reported_separately(cluster: Cluster, tmp_
     assert len(second["timeline"]) <= 12, "nothing of the first run is in it"
 
 
-def test_an_interrupted_run_is_reported_as_interrupted(cluster: Cluster, tmp_path: Path) -> None:
+def test_interrupted_run_is_reported_as_interrupted(cluster: Cluster, tmp_path: Path) -> None:
     """This happens when the workers of a master are lost."""
     options = ("--data-dir", str(cluster.local.data_dir), "--report", str(tmp_path / "report.html"), "--seconds", "600")
     command = [*COMMAND, "-f", str(LOCUSTFILE), "--keys", str(KEYS), "--rate", "20", *options]
@@ -165,7 +165,7 @@ def test_an_interrupted_run_is_reported_as_interrupted(cluster: Cluster, tmp_pat
     assert "of 600 s" in json.loads((tmp_path / "report.json").read_text())["verdict"]["reasons"][0]
 
 
-def test_a_run_that_loses_a_worker_reports_it(cluster: Cluster, tmp_path: Path) -> None:
+def test_run_that_loses_a_worker_reports_it(cluster: Cluster, tmp_path: Path) -> None:
     options = ("--data-dir", str(cluster.local.data_dir), "--report", str(tmp_path / "report.html"), "--seconds", "12")
     command = [*COMMAND, "-f", str(LOCUSTFILE), "--keys", str(KEYS), "--rate", "20", "--processes", "2", *options]
     with started(command, stderr=subprocess.PIPE) as process:
@@ -180,7 +180,7 @@ def test_a_run_that_loses_a_worker_reports_it(cluster: Cluster, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("words", "says"), [((), "127.0.0.1:9"), (("--p99-ms", "look=5"), "--p99-ms: expected operations of read, ")]
 )
-def test_a_run_that_cannot_start_reports_why_in_one_line(words: tuple[str, ...], says: str) -> None:
+def test_run_that_cannot_start_reports_why_in_one_line(words: tuple[str, ...], says: str) -> None:
     """A cluster that cannot be reached; a goal for an operation that no user has."""
     command = [*COMMAND, "-f", str(LOCUSTFILE), "--store", "kv://127.0.0.1:9?timeout=500ms", *words, "GrpcUser"]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)

@@ -40,7 +40,7 @@ def test_options_keep_the_given_values() -> None:
     assert [each.name for each in given.workloads] == ["cas", "scans"]
 
 
-def test_the_knee_is_looked_for_with_even_begins_and_bursts_stay_bursts() -> None:
+def test_knee_is_looked_for_with_even_begins_and_bursts_stay_bursts() -> None:
     found = [each.arrivals for each in parsed("--shape", "knee", "--workload", "ycsb-a,write-bursts").workloads]
     assert found == [EVEN, BURSTS]
     assert parsed("--workload", "ycsb-a").workloads[0].arrivals == POISSON
@@ -53,7 +53,7 @@ def test_all_errors_are_reported_at_once() -> None:
 
 @pytest.mark.parametrize("name", ["errors-max", "achieved-min"])
 @pytest.mark.parametrize("given", ["5", "-0.1", "nan", "inf"])
-def test_a_share_is_between_none_and_all(name: str, given: str) -> None:
+def test_share_is_between_none_and_all(name: str, given: str) -> None:
     """5 would be 500 %: such a run could never fail, and with nan neither."""
     with pytest.raises(ValueError, match=f"--{name}: expected 0 to 1, got {given}"):
         with_option(name, given)
@@ -61,7 +61,7 @@ def test_a_share_is_between_none_and_all(name: str, given: str) -> None:
 
 @pytest.mark.parametrize("name", ["rate", "rate-per-user", "seconds", "warmup"])
 @pytest.mark.parametrize("given", ["inf", "nan"])
-def test_a_number_is_finite(name: str, given: str) -> None:
+def test_number_is_finite(name: str, given: str) -> None:
     with pytest.raises(ValueError, match=f"--{name}: expected .*got {given}"):
         with_option(name, given)
 
@@ -76,7 +76,7 @@ def test_options_that_fail_during_a_run_are_refused_before_it(name: str, given: 
 
 
 @pytest.mark.parametrize("given", ["x.json", "", "."])
-def test_the_report_and_its_figures_need_different_paths(given: str) -> None:
+def test_report_and_its_figures_need_different_paths(given: str) -> None:
     with pytest.raises(ValueError, match="--report: expected an HTML file"):
         parsed("--report", given)
 
@@ -89,20 +89,20 @@ def test_paths_are_checked_before_a_run_and_no_file_is_left(tmp_path: Path) -> N
     assert list((tmp_path / "new").iterdir()) == []
 
 
-def test_an_earlier_report_stays_until_there_is_a_new_one(tmp_path: Path) -> None:
+def test_earlier_report_stays_until_there_is_a_new_one(tmp_path: Path) -> None:
     (tmp_path / "x.html").write_text("as it was")
     parsed("--report", str(tmp_path / "x.html")).check_paths()
     assert (tmp_path / "x.html").read_text() == "as it was"
 
 
-def test_a_report_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+def test_report_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "x.json").mkdir()
     with pytest.raises(ValueError, match=r"--report: cannot write .*x\.json: Is a directory"):
         parsed("--report", str(tmp_path / "x.html")).check_paths()
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]"])
-def test_an_unreadable_baseline_is_reported_with_a_remedy(text: str | None, tmp_path: Path) -> None:
+def test_unreadable_baseline_is_reported_with_a_remedy(text: str | None, tmp_path: Path) -> None:
     baseline = tmp_path / "baseline.json"
     if text is not None:
         baseline.write_text(text)
@@ -110,14 +110,14 @@ def test_an_unreadable_baseline_is_reported_with_a_remedy(text: str | None, tmp_
         parsed("--report", str(tmp_path / "x.html"), "--baseline", str(baseline)).check_paths()
 
 
-def test_the_pulse_is_taken_on_the_disk_of_a_local_store(tmp_path: Path) -> None:
+def test_pulse_is_taken_on_the_disk_of_a_local_store(tmp_path: Path) -> None:
     local = ("--data-dir", str(tmp_path))
     assert parsed(*local).pulse_folder == tmp_path
     assert parsed(*local, "--store", "kv://a:1").pulse_folder == Path("reports")
     assert parsed("--data-dir", str(tmp_path / "none")).pulse_folder == Path("reports")
 
 
-def test_a_local_cluster_lists_its_endpoints(tmp_path: Path) -> None:
+def test_local_cluster_lists_its_endpoints(tmp_path: Path) -> None:
     nodes = [{"id": "n1", "grpc": "127.0.0.1:1", "resp": "127.0.0.1:2"}, {"id": "n2", "grpc": "a:3", "resp": "a:4"}]
     (tmp_path / "cluster.json").write_text(json.dumps({"nodes": nodes}))
     given = parsed("--data-dir", str(tmp_path))
@@ -125,7 +125,7 @@ def test_a_local_cluster_lists_its_endpoints(tmp_path: Path) -> None:
     assert given.resp_nodes() == ["127.0.0.1:2", "a:4"]
 
 
-def test_the_connection_options_of_a_secure_cluster_are_used(tmp_path: Path) -> None:
+def test_connection_options_of_a_secure_cluster_are_used(tmp_path: Path) -> None:
     """The endpoint is not called without TLS for the duration of a run."""
     (tmp_path / "cluster.json").write_text(json.dumps({"nodes": [], "secure": True}))
     for read in (Options.client_config, Options.resp_nodes):
@@ -148,6 +148,6 @@ def test_no_password_is_in_the_report(option: str, address: str) -> None:
     assert "hi" not in str(refused.value).replace("whi", "").replace("this", "").replace("here", "")
 
 
-def test_a_missing_cluster_is_reported_with_a_remedy(tmp_path: Path) -> None:
+def test_missing_cluster_is_reported_with_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="kvstore up"):
         parsed("--data-dir", str(tmp_path)).client_config()

@@ -49,6 +49,6 @@ def test_bursts_of_all_users_meet(since_s: float) -> None:
     assert min(found) >= since_s - 1e-6 or since_s % 5 < 1
 
 
-def test_a_rate_of_nothing_is_refused() -> None:
+def test_rate_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="above 0"):
         first(POISSON, 1, per_s=0)

@@ -58,13 +58,13 @@ def test_many_commands_are_sent_together_and_each_has_its_answer() -> None:
         assert isinstance(error, ReplyError)
 
 
-def test_a_connection_that_ends_leaves_the_outcome_open() -> None:
+def test_connection_that_ends_leaves_the_outcome_open() -> None:
     with connected() as (connection, watch), pytest.raises(Lost):
         connection.ask(b"SET", b"k", b"v")
     assert watch.received
 
 
-def test_the_time_is_from_the_first_send_to_the_latest_answer() -> None:
+def test_time_is_from_the_first_send_to_the_latest_answer() -> None:
     with connected(b"+OK\r\n", b"+OK\r\n") as (connection, watch):
         assert (watch.sent, watch.received) == (0.0, 0.0)
         connection.ask(b"PING")

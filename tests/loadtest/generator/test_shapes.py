@@ -42,15 +42,15 @@ def test_steps_are_equal_and_end_at_the_rate() -> None:
     assert rates(shape_of("step", 100, 50), 0, 9, 10, 29, 49) == [20, 20, 40, 60, 100]
 
 
-def test_a_spike_is_several_times_the_rate_and_ends() -> None:
+def test_spike_is_several_times_the_rate_and_ends() -> None:
     assert rates(shape_of("spike", 100, 100), 0, 39, 40, 59, 60, 99) == [100, 100, 400, 400, 100, 100]
 
 
-def test_a_soak_rises_slowly_and_then_stays() -> None:
+def test_soak_rises_slowly_and_then_stays() -> None:
     assert rates(shape_of("soak", 100, 100), 0, 5, 10, 99) == [10, 50, 100, 100]
 
 
-def test_an_unknown_shape_is_refused() -> None:
+def test_unknown_shape_is_refused() -> None:
     with pytest.raises(ValueError, match="find-it"):
         shape_of("find-it", 1, 1)
 
@@ -71,19 +71,19 @@ def search(capacity: float, *, start: float = 100.0, seconds: float = 10_000.0) 
 
 
 @pytest.mark.parametrize("capacity", [120.0, 500.0, 1_234.0, 9_000.0])
-def test_the_search_ends_close_below_the_capacity(capacity: float) -> None:
+def test_search_ends_close_below_the_capacity(capacity: float) -> None:
     knee = search(capacity)
     assert 0.85 * capacity < knee.carried_per_s <= capacity
     assert [trial.is_carried for trial in knee.trials].count(False) >= 1
 
 
-def test_a_start_above_the_capacity_is_halved() -> None:
+def test_start_above_the_capacity_is_halved() -> None:
     knee = search(60.0)
     assert not knee.trials[0].is_carried
     assert knee.carried_per_s == 50.0
 
 
-def test_a_finer_rate_is_tried_when_nothing_is_late_any_more() -> None:
+def test_finer_rate_is_tried_when_nothing_is_late_any_more() -> None:
     """The rate after 100 and 150 is 125: carried by a store that carries 130, but not with the backlog of 150."""
     knee = search(130.0)
     assert [(trial.per_s, trial.is_carried) for trial in knee.trials] == [
@@ -100,24 +100,24 @@ def test_after_an_overload_half_the_carried_rate_is_held() -> None:
     assert [knee.rate(at, look) for at, look in ((41.0, nothing), (50.0, BAD), (60.0, GOOD))] == [50.0, 50.0, 125.0]
 
 
-def test_a_store_that_does_not_come_back_ends_the_search() -> None:
+def test_store_that_does_not_come_back_ends_the_search() -> None:
     knee = KneeShape(100.0, 1_000.0, KneeLimits(rest_s_max=30.0))
     assert [knee.rate(20.0, GOOD), knee.rate(40.0, BAD)] == [150.0, 50.0]
     assert [knee.rate(69.0, BAD), knee.rate(70.0, BAD)] == [50.0, None]
 
 
-def test_the_search_ends_when_its_time_is_over_and_found_nothing() -> None:
+def test_search_ends_when_its_time_is_over_and_found_nothing() -> None:
     knee = search(1e9, seconds=50.0)
     assert len(knee.trials) == 3
     assert knee.missing == "the knee was not found: the run ended while 225/s were still sustained"
 
 
-def test_a_search_that_judged_nothing_or_carried_nothing_found_nothing() -> None:
+def test_search_that_judged_nothing_or_carried_nothing_found_nothing() -> None:
     assert "before any rate was judged" in str(search(1e9, seconds=5.0).missing)
     assert "no rate was sustained, not even 100/s" in str(search(1.0).missing)
 
 
-def test_a_knee_is_between_a_rate_that_was_carried_and_one_that_was_not() -> None:
+def test_knee_is_between_a_rate_that_was_carried_and_one_that_was_not() -> None:
     knee = search(500.0)
     assert knee.missing is None
     assert knee.carried_per_s <= 500.0 < knee.failed_per_s
@@ -132,14 +132,14 @@ def test_a_knee_is_between_a_rate_that_was_carried_and_one_that_was_not() -> Non
         RecentResults(100.0, 100.0, 5.0, 1),
     ],
 )
-def test_a_rate_is_not_carried_if_it_is_missed_or_slow_or_fails(seen: RecentResults) -> None:
+def test_rate_is_not_carried_if_it_is_missed_or_slow_or_fails(seen: RecentResults) -> None:
     """Missed operations are those due for the running users, which can exceed the rate."""
     knee = KneeShape(100.0, 1_000.0)
     knee.rate(20.0, looks(seen))
     assert [trial.is_carried for trial in knee.trials] == [False]
 
 
-def test_a_rate_is_held_until_a_complete_trial_was_measured() -> None:
+def test_rate_is_held_until_a_complete_trial_was_measured() -> None:
     knee = KneeShape(100.0, 1_000.0, KneeLimits(trial_s=10.0))
     assert [knee.rate(at, nothing) for at in (1.0, 30.0)] == [100.0, 100.0]
     asked = []

@@ -67,7 +67,7 @@ os._exit(0)
 
 
 @pytest.mark.slow
-def test_the_sidecar_returns_results_and_errors_of_the_store() -> None:
+def test_sidecar_returns_results_and_errors_of_the_store() -> None:
     """In a process that gevent has patched, as Locust does."""
     with serving_in_a_thread(ModelCluster()) as servers:
         command = [sys.executable, "-c", SCRIPT, servers.patient_url]
@@ -80,7 +80,7 @@ class Broken:
         raise RuntimeError("a fault of the client's")
 
 
-async def test_an_exception_in_a_call_is_raised_to_its_user(caplog: pytest.LogCaptureFixture) -> None:
+async def test_exception_in_a_call_is_raised_to_its_user(caplog: pytest.LogCaptureFixture) -> None:
     """Its user waited until it was killed at the end of the run, and no report mentioned it."""
     written: list[bytes] = []
     sidecar = Sidecar(cast("Any", Broken()), cast("Any", SimpleNamespace(write=written.append)))
@@ -110,7 +110,7 @@ def test_messages_are_complete_however_they_are_split() -> None:
     assert list(Messages(CallResults).feed(message(answers))) == [answers]
 
 
-def test_a_busy_or_starving_sidecar_counts_as_the_load_generator() -> None:
+def test_busy_or_starving_sidecar_counts_as_the_load_generator() -> None:
     recorder = Recorder()
     times = iter([(0.0, 0.0), (0.95 * USE_S, 0.5 * USE_S)])
     recorder.beside = lambda: next(times)

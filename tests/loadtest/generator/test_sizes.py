@@ -17,7 +17,7 @@ def drawn(text: str) -> list[int]:
     return [sizes(random) for _ in range(20_000)]
 
 
-def test_a_constant_is_constant() -> None:
+def test_constant_is_constant() -> None:
     assert set(drawn("100")) == {100}
 
 
@@ -33,7 +33,7 @@ def test_lognormal_has_its_median_and_a_long_tail() -> None:
     assert 1_900 < found[int(len(found) * 0.975)] < 2_400
 
 
-def test_a_mix_keeps_its_weights() -> None:
+def test_mix_keeps_its_weights() -> None:
     found = Counter(drawn("mix:100=80,1000=18,16000=2"))
     assert set(found) == {100, 1_000, 16_000}
     assert 0.78 < found[100] / 20_000 < 0.82
@@ -60,6 +60,6 @@ def test_no_value_is_larger_than_the_store_accepts() -> None:
         "lognormal:9:1000",
     ],
 )
-def test_an_unknown_distribution_is_refused(text: str) -> None:
+def test_unknown_distribution_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="value sizes"):
         sizes_of(text)

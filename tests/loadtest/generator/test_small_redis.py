@@ -40,10 +40,10 @@ def test_operations_never_begun_and_the_last_ones_are_reported(tmp_path: Path, p
     assert code in (1, EXIT), said
     assert made["total"]["due"] > 100, said
     assert made["total"]["done"] == redis.reads == 8
-    assert made["seconds"] < 15.5, "the last ones ended after 16"
+    assert made["seconds"] < redis.last_answer_at - redis.first_read_at, "the last ones ended after the run"
 
 
-def test_a_store_that_loses_the_first_write_to_every_key_is_detected(tmp_path: Path) -> None:
+def test_store_that_loses_the_first_write_to_every_key_is_detected(tmp_path: Path) -> None:
     """The store returns the records that were loaded before the run."""
     with small_redis(is_forgetful=True) as redis:
         code, made, said = run(redis, tmp_path, "--workload", "ycsb-a", "--rate", "50", "--seconds", "3")
@@ -62,7 +62,7 @@ def test_two_workers_write_values_of_one_run(tmp_path: Path) -> None:
     assert len({run_of(writer) for writer in writers}) == 1
 
 
-def test_a_generator_that_stalls_repeatedly_spoils_its_run(tmp_path: Path) -> None:
+def test_generator_that_stalls_repeatedly_spoils_its_run(tmp_path: Path) -> None:
     """The store answers at once; callers would have waited for the load machine."""
     report = tmp_path / "report.html"
     words = ("--workload", "ycsb-c", "--keys", "20", "--rate", "50", "--seconds", "8", "--warmup", "1")

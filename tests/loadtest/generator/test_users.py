@@ -39,7 +39,7 @@ def test_operations_due_and_never_begun_are_reported(figures: dict[str, Any]) ->
     assert figures["due"] > figures["done"] + figures["errors"] + 4
 
 
-def test_a_wrong_value_is_an_error_and_its_description_is_kept(figures: dict[str, Any]) -> None:
+def test_wrong_value_is_an_error_and_its_description_is_kept(figures: dict[str, Any]) -> None:
     assert figures["errors"] >= 1
     assert len(figures["wrong"]) == figures["errors"]
     assert "slow read:" in figures["wrong"][0]
@@ -58,11 +58,11 @@ def test_two_users_draw_differently(figures: dict[str, Any]) -> None:
     assert len(set(figures["drawn"])) == len(figures["drawn"]) == 18
 
 
-def test_an_operation_whose_user_is_killed_was_due(figures: dict[str, Any]) -> None:
+def test_operation_whose_user_is_killed_was_due(figures: dict[str, Any]) -> None:
     assert figures["killed"] == {"due": 1, "done": 0, "errors": 0}
 
 
-def test_the_time_of_a_failed_operation_is_its_end(figures: dict[str, Any]) -> None:
+def test_time_of_a_failed_operation_is_its_end(figures: dict[str, Any]) -> None:
     """A read that received an answer, and then a write that did not."""
     assert figures["failed_after_s"] > 0.29
 
@@ -139,7 +139,7 @@ report(lambda: endpoint.scan(keys.records, b"u", 2))
 """
 
 
-def test_a_scan_gives_no_older_version_than_was_seen_before() -> None:
+def test_scan_gives_no_older_version_than_was_seen_before() -> None:
     assert said_by(OLD_SCAN) == [
         "b't/r/000000000000' was read at version 4 after version 5 had been seen",
         "b't/r/000000000001' was read at version 5 after version 6 had been seen",
@@ -158,7 +158,7 @@ report(lambda: endpoint.scan(keys.records, b"u", 2))
 """
 
 
-def test_a_scan_of_redis_gives_no_older_value_than_was_there_before() -> None:
+def test_scan_of_redis_gives_no_older_value_than_was_there_before() -> None:
     assert said_by(OLD_MGET) == ["b't/r/000000000000' holds our write 1, which a later write had overwritten"]
 
 
@@ -214,7 +214,7 @@ for number in (1, 2, 3):
 """
 
 
-def test_a_write_whose_answer_was_lost_may_appear_at_any_time() -> None:
+def test_write_whose_answer_was_lost_may_appear_at_any_time() -> None:
     assert said_by(UNKNOWN) == [
         "nobody knows",
         "nobody knows",
@@ -233,7 +233,7 @@ report(lambda: endpoint.compare_and_set(0, 60))
 """
 
 
-def test_a_compare_and_set_makes_a_newer_version() -> None:
+def test_compare_and_set_makes_a_newer_version() -> None:
     assert said_by(SAME_VERSION) == ["b't/c/000000000000' was written as version 5 after version 5 had been seen"]
 
 
@@ -252,7 +252,7 @@ report(lambda: endpoint.scan(keys.records, b"u", 2))
 """
 
 
-def test_a_scan_of_redis_that_is_through_has_given_what_was_there() -> None:
+def test_scan_of_redis_that_is_through_has_given_what_was_there() -> None:
     assert said_by(RESP_SCAN) == ["a scan missed b't/r/000000000002', which existed before the scan began"]
 
 

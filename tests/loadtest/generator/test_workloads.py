@@ -46,12 +46,12 @@ def test_keys_and_sizes_can_be_others() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "ycsb-z", "ycsb-a,nothing"])
-def test_an_unknown_workload_is_refused_with_the_known_ones(text: str) -> None:
+def test_unknown_workload_is_refused_with_the_known_ones(text: str) -> None:
     with pytest.raises(ValueError, match="ycsb-f"):
         workloads_of(text)
 
 
-def test_an_insert_is_read_once_it_was_acknowledged_and_not_before() -> None:
+def test_insert_is_read_once_it_was_acknowledged_and_not_before() -> None:
     keyspace, random = Keyspace(b"p/", 10, writer=3), Random(1)
     key = keyspace.new_record(random)
     assert keyspace.count == 10

@@ -15,8 +15,15 @@ from kvstore.loadtest.report.baseline import COUNT_MIN, Tolerance, baseline_of, 
 from kvstore.loadtest.report.spoiled import EXIT
 
 
-def operation(door: str, name: str, **more: Any) -> dict[str, Any]:
-    return {"door": door, "operation": name, "count": 9_000, "per_s": 90.0, "p50_ms": 4.0, "p99_ms": 20.0} | more
+def operation(endpoint: str, name: str, **more: Any) -> dict[str, Any]:
+    return {
+        "endpoint": endpoint,
+        "operation": name,
+        "count": 9_000,
+        "per_s": 90.0,
+        "p50_ms": 4.0,
+        "p99_ms": 20.0,
+    } | more
 
 
 RUN: dict[str, Any] = {
@@ -29,7 +36,7 @@ RUN: dict[str, Any] = {
         "preload": True,
         "seed": 1,
         "report": "x.html",
-        "doors": "GrpcUser,RespUser",
+        "endpoints": "GrpcUser,RespUser",
         "workers": 0,
         "nodes": 3,
         "partitions": 3,
@@ -51,9 +58,9 @@ def changed(part: str, **figures: Any) -> dict[str, Any]:
     return found
 
 
-def with_read(door: str, **figures: Any) -> dict[str, Any]:
+def with_read(endpoint: str, **figures: Any) -> dict[str, Any]:
     found = deepcopy(RUN)
-    found["operations"][("grpc", "resp").index(door)] |= figures
+    found["operations"][("grpc", "resp").index(endpoint)] |= figures
     return found
 
 
@@ -61,7 +68,7 @@ def fallen(document: dict[str, Any], stored: dict[str, Any] = RUN) -> list[str]:
     return [line.figure for line in compare(baseline_of(stored), document, Tolerance()).lines if line.is_fallen]
 
 
-def test_the_same_run_is_not_worse() -> None:
+def test_same_run_is_not_worse() -> None:
     assert fallen(RUN) == []
     assert differences(baseline_of(RUN), RUN) == []
     assert compare(baseline_of(RUN), RUN, Tolerance()).notes == []
@@ -74,7 +81,7 @@ def test_each_rate_has_its_tolerance(figure: str, still: float, no_more: float) 
 
 
 @pytest.mark.parametrize(
-    ("door", "figure", "still", "no_more"),
+    ("endpoint", "figure", "still", "no_more"),
     [
         ("grpc", "per_s", 63.1, 62.9),
         ("grpc", "p50_ms", 7.9, 8.1),
@@ -84,21 +91,21 @@ def test_each_rate_has_its_tolerance(figure: str, still: float, no_more: float) 
     ],
 )
 def test_each_operation_of_each_endpoint_is_judged_separately(
-    door: str, figure: str, still: float, no_more: float
+    endpoint: str, figure: str, still: float, no_more: float
 ) -> None:
     """Medians may rise by a millisecond in every case, tails by five."""
-    assert fallen(with_read(door, **{figure: still})) == []
-    assert fallen(with_read(door, **{figure: no_more})) == [f"{door} read {figure}"]
+    assert fallen(with_read(endpoint, **{figure: still})) == []
+    assert fallen(with_read(endpoint, **{figure: no_more})) == [f"{endpoint} read {figure}"]
 
 
-def test_a_missing_operation_is_worse() -> None:
+def test_missing_operation_is_worse() -> None:
     gone = deepcopy(RUN)
     del gone["operations"][0]
     assert fallen(gone) == ["grpc read per_s"]
 
 
 @pytest.mark.parametrize(("then", "now"), [(COUNT_MIN - 1, 9_000), (9_000, COUNT_MIN - 1)])
-def test_a_rare_operation_is_shown_and_not_judged(then: int, now: int) -> None:
+def test_rare_operation_is_shown_and_not_judged(then: int, now: int) -> None:
     compared = compare(
         baseline_of(with_read("grpc", count=then)), with_read("grpc", count=now, p99_ms=900), Tolerance()
     )
@@ -106,12 +113,12 @@ def test_a_rare_operation_is_shown_and_not_judged(then: int, now: int) -> None:
     assert (line.now, line.is_fallen, line.row()[""]) == (900, False, "too few")
 
 
-def test_a_better_run_is_not_worse() -> None:
+def test_better_run_is_not_worse() -> None:
     assert fallen(changed("total", per_s=900.0)) == []
     assert fallen(with_read("grpc", p50_ms=0.1, p99_ms=1.0)) == []
 
 
-def test_a_slower_machine_excuses_equally_longer_latencies() -> None:
+def test_slower_machine_excuses_equally_longer_latencies() -> None:
     slow = changed("machine", pulse_p50_ms=2.0, pulse_p95_ms=6.0)
     slow["operations"][0] |= {"p50_ms": 15.9, "p99_ms": 119.9}
     assert fallen(slow) == []
@@ -119,7 +126,7 @@ def test_a_slower_machine_excuses_equally_longer_latencies() -> None:
     assert fallen(slow) == ["grpc read p50_ms", "grpc read p99_ms"]
 
 
-def test_a_slow_machine_excuses_at_most_three_times_as_much() -> None:
+def test_slow_machine_excuses_at_most_three_times_as_much() -> None:
     slow = changed("machine", pulse_p50_ms=50.0)
     slow["operations"][0]["p50_ms"] = 24.1
     assert fallen(slow) == ["grpc read p50_ms"]
@@ -127,19 +134,19 @@ def test_a_slow_machine_excuses_at_most_three_times_as_much() -> None:
     assert note == "pulse_p50_ms is 50.00 times the baseline's, and is limited to 3 times"
 
 
-def test_a_faster_machine_makes_no_unchanged_run_worse() -> None:
+def test_faster_machine_makes_no_unchanged_run_worse() -> None:
     quick = changed("machine", pulse_p50_ms=0.3, pulse_p95_ms=0.6)
     assert fallen(quick) == []
     assert len(compare(baseline_of(RUN), quick, Tolerance()).notes) == 2
 
 
-def test_a_rate_falls_whatever_the_machine_does() -> None:
+def test_rate_falls_whatever_the_machine_does() -> None:
     slow = changed("machine", pulse_p50_ms=100.0, pulse_p95_ms=100.0)
     slow["total"]["per_s"] = 279.0
     assert fallen(slow) == ["per_s"]
 
 
-def test_a_run_without_a_pulse_is_not_compared() -> None:
+def test_run_without_a_pulse_is_not_compared() -> None:
     (reason,) = differences(baseline_of(RUN), changed("machine", pulse_p50_ms=None))
     assert reason == "pulse_p50_ms was not measured"
 
@@ -147,7 +154,7 @@ def test_a_run_without_a_pulse_is_not_compared() -> None:
 @pytest.mark.parametrize(
     ("part", "name"),
     [
-        *(("options", name) for name in ("rate", "workload", "preload", "doors")),
+        *(("options", name) for name in ("rate", "workload", "preload", "endpoints")),
         *(("options", name) for name in ("workers", "nodes", "partitions", "an_option_to_come")),
         ("machine", "cores"),
     ],
@@ -171,7 +178,7 @@ def test_runs_of_different_length_are_compared_only_at_a_steady_rate() -> None:
     assert reason == "seconds was 105.0 and is 30.0"
 
 
-def test_a_spoiled_run_is_not_stored_and_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_spoiled_run_is_not_stored_and_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spoiled = RUN | {
         "verdict": {"is_met": False, "reasons": [], "spoiled": ["the load generator was late"], "notes": []}
     }
@@ -188,7 +195,7 @@ def test_where_the_report_goes_makes_no_difference() -> None:
     assert differences(baseline_of(RUN), changed("options", report="y.html", seed=2, errors_max=0.5)) == []
 
 
-def test_the_command_exits_with_1_if_worse_and_2_if_it_cannot_compare(
+def test_command_exits_with_1_if_worse_and_2_if_it_cannot_compare(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results, baseline = tmp_path / "results.json", tmp_path / "baseline.json"
@@ -206,19 +213,17 @@ def test_the_command_exits_with_1_if_worse_and_2_if_it_cannot_compare(
         assert run_compare(results, baseline, Tolerance()) == 2
 
 
-def test_a_baseline_of_another_format_is_refused_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_baseline_of_another_format_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results, baseline = tmp_path / "results.json", tmp_path / "baseline.json"
     results.write_text(json.dumps(RUN))
     baseline.write_text('{"format": 2, "made": {}, "machine": {}, "figures": {}}')
     assert run_compare(results, baseline, Tolerance()) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "expected a baseline of format 3, got 2; store a new one" in line
+    assert "expected a baseline of format 4, got 2; store a new one" in line
 
 
 @pytest.mark.parametrize("rate", [400.0, 9.0], ids=["alike", "not alike"])
-def test_a_run_that_failed_does_not_pass_because_nothing_is_slower(
+def test_run_that_failed_does_not_pass_because_nothing_is_slower(
     rate: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results, baseline = tmp_path / "results.json", tmp_path / "baseline.json"
@@ -230,7 +235,7 @@ def test_a_run_that_failed_does_not_pass_because_nothing_is_slower(
     assert "the run failed: 3 reads returned wrong values" in capsys.readouterr().err
 
 
-def test_a_run_that_failed_is_not_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_that_failed_is_not_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results, baseline = tmp_path / "results.json", tmp_path / "baseline.json"
     failed = changed("verdict", is_met=False, reasons=["3 reads returned wrong values", "kill -9 n1: no cluster"])
     results.write_text(json.dumps(failed))
@@ -241,7 +246,7 @@ def test_a_run_that_failed_is_not_stored(tmp_path: Path, capsys: pytest.CaptureF
     assert baseline.read_text() == "as it was"
 
 
-def test_a_run_with_an_unusable_baseline_can_become_the_next_one(tmp_path: Path) -> None:
+def test_run_with_an_unusable_baseline_can_become_the_next_one(tmp_path: Path) -> None:
     """An unreadable baseline is no fault of the run."""
     results, baseline = tmp_path / "results.json", tmp_path / "baseline.json"
     results.write_text(json.dumps(changed("verdict", reasons=["cannot compare with the baseline"])))
@@ -250,7 +255,7 @@ def test_a_run_with_an_unusable_baseline_can_become_the_next_one(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("per_s", "code"), [(400.0, 0), (250.0, 1)])
-def test_the_command_line_has_the_usual_tolerance(tmp_path: Path, per_s: float, code: int) -> None:
+def test_command_line_has_the_usual_tolerance(tmp_path: Path, per_s: float, code: int) -> None:
     results, baseline = tmp_path / "results.json", tmp_path / "baseline.json"
     baseline.write_text(json.dumps(baseline_of(RUN)))
     results.write_text(json.dumps(changed("total", per_s=per_s)))
@@ -261,7 +266,7 @@ def test_the_command_line_has_the_usual_tolerance(tmp_path: Path, per_s: float, 
 
 @pytest.mark.parametrize("given", [30, -0.1, nan, inf])
 @pytest.mark.parametrize("name", ["rate", "latency"])
-def test_a_tolerance_that_lets_everything_pass_is_refused_in_one_line(
+def test_tolerance_that_lets_everything_pass_is_refused_in_one_line(
     name: str, given: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -48,7 +48,7 @@ def test_times_of_the_whole_run_have_three_digits() -> None:
     assert document(recorder, run())["total"]["service_p50_ms"] == pytest.approx(9.8, rel=0.001)
 
 
-def test_a_wrong_value_fails_the_run_whatever_the_goals() -> None:
+def test_wrong_value_fails_the_run_whatever_the_goals() -> None:
     recorder = measured()
     recorder.is_wrong("b'key' holds another's value")
     made = document(recorder, run(goals=Goals(errors_max=1.0)))
@@ -72,7 +72,7 @@ def test_operations_that_were_due_and_never_done_count_against_the_rate() -> Non
     assert "93.75% of the due operations were done" in made["verdict"]["reasons"][0]
 
 
-def test_a_goal_for_p99_is_not_met_by_those_alone_that_were_done() -> None:
+def test_goal_for_p99_is_not_met_by_those_alone_that_were_done() -> None:
     """The store stopped for the second half, no caller received an answer then, and p99 was 2 ms."""
     recorder = measured()
     recorder.abandoned(BEGAN + 10 + number / 10 for number in range(100))
@@ -81,18 +81,18 @@ def test_a_goal_for_p99_is_not_met_by_those_alone_that_were_done() -> None:
     assert "60.00% of the due operations were done, and the missing ones are in no percentile" in reason
 
 
-def test_an_event_after_the_run_affected_no_caller() -> None:
+def test_event_after_the_run_affected_no_caller() -> None:
     """The document showed no operation in its second."""
     events = [Event(BEGAN + 25, "remove partition p7", "done after 9.0 s", ended=BEGAN + 34)]
     (event,) = document(measured(), run(events=events))["events"]
     assert (event["watched_s"], event["disturbed_s"], event["least_done"], event["max_ms"]) == (0, 0, None, None)
 
 
-def test_a_run_without_operations_fails() -> None:
+def test_run_without_operations_fails() -> None:
     assert document(Recorder(), run())["verdict"]["reasons"] == ["no operation was done"]
 
 
-def test_a_failed_event_and_a_broken_user_fail_the_run() -> None:
+def test_failed_event_and_a_broken_user_fail_the_run() -> None:
     events = [
         Event(BEGAN + 9, "add a partition", "exit code 1", is_failed=True),
         Event(BEGAN + 9, "snapshot", "skipped"),
@@ -101,7 +101,7 @@ def test_a_failed_event_and_a_broken_user_fail_the_run() -> None:
     assert reasons == ["add a partition: exit code 1", "a user broke"]
 
 
-def test_a_note_fails_nothing() -> None:
+def test_note_fails_nothing() -> None:
     verdict = document(measured(), run(notes=["the load generator is saturated"]))["verdict"]
     assert verdict == {"is_met": True, "reasons": [], "spoiled": [], "notes": ["the load generator is saturated"]}
 
@@ -115,7 +115,7 @@ def late(recorder: Recorder, *, late_s: float, took_s: float = 0.187) -> Recorde
     return recorder
 
 
-def test_a_run_whose_generator_was_late_is_neither_good_nor_bad() -> None:
+def test_run_whose_generator_was_late_is_neither_good_nor_bad() -> None:
     """p99 of 187 ms passed: the generator had a quarter of a processor, and its processor wait was not measured."""
     made = document(late(measured(), late_s=0.12), run(goals=Goals(p99_ms={"": 50.0}, achieved_min=1.0)))
     verdict = made["verdict"]
@@ -125,7 +125,7 @@ def test_a_run_whose_generator_was_late_is_neither_good_nor_bad() -> None:
     assert note.startswith("not judged because the run was spoiled: resp read: p99 is 187")
 
 
-def test_a_wrong_value_fails_a_spoiled_run_too() -> None:
+def test_wrong_value_fails_a_spoiled_run_too() -> None:
     recorder = late(measured(), late_s=0.12)
     recorder.is_wrong("b'key' holds another's value")
     verdict = document(recorder, run())["verdict"]
@@ -137,7 +137,7 @@ def test_where_everything_is_overloaded_on_purpose_lateness_is_a_note() -> None:
     assert (verdict["is_met"], verdict["spoiled"], len(verdict["notes"])) == (True, [], 1)
 
 
-def test_a_slow_store_misses_its_goal_and_spoils_nothing() -> None:
+def test_slow_store_misses_its_goal_and_spoils_nothing() -> None:
     """p99 of 700 ms passed without a message."""
     recorder = late(measured(), late_s=0.003, took_s=0.7)
     verdict = document(recorder, run(goals=Goals(p99_ms={"read": 250.0})))["verdict"]
@@ -146,7 +146,7 @@ def test_a_slow_store_misses_its_goal_and_spoils_nothing() -> None:
     assert document(recorder, run())["verdict"]["is_met"]
 
 
-def test_an_event_shows_the_results_of_callers_until_the_next_one() -> None:
+def test_event_shows_the_results_of_callers_until_the_next_one() -> None:
     kill, start = Event(BEGAN + 10, "kill -9 n1"), Event(BEGAN + 16, "start n1", ended=BEGAN + 18)
     made = document(measured(down=range(10, 13)), run(events=[start, kill]))
     first, second = made["events"]

@@ -30,19 +30,19 @@ def test_goals_are_for_all_operations_or_for_some(text: str, goals: dict[str, fl
 @pytest.mark.parametrize(
     "text", ["0", "-1", "x", "inf", "nan", "read=", "re ad=20", "1a=20", "=20", "20,30", "read=1,read=2"]
 )
-def test_an_invalid_goal_is_refused(text: str) -> None:
+def test_invalid_goal_is_refused(text: str) -> None:
     with pytest.raises(
         ValueError, match="expected milliseconds, or OPERATION=milliseconds once per operation of read, update"
     ):
         p99_goals(text)
 
 
-def test_a_goal_must_name_an_existing_operation() -> None:
+def test_goal_must_name_an_existing_operation() -> None:
     assert unknown(p99_goals("read=20,look=5,50"), ["look"]) == ""
     assert unknown(p99_goals("raed=20,look=5"), ["buy"]).endswith("compare-and-set, buy, got raed, look")
 
 
-def test_the_goals_of_the_docs_are_taken_with_their_user() -> None:
+def test_goals_of_the_docs_are_taken_with_their_user() -> None:
     page = (ROOT / "docs" / "tutorials" / "load-test.md").read_text()
     (text,) = re.findall(r"--p99-ms (\S+) Shop", page)
     (operations,) = re.findall(r"operations = (\{.*?\})", page)
@@ -50,7 +50,7 @@ def test_the_goals_of_the_docs_are_taken_with_their_user() -> None:
 
 
 def line(operation: str, p99_ms: float, count: int = COUNT_MIN) -> dict[str, Any]:
-    return {"door": "grpc", "operation": operation, "p99_ms": p99_ms, "count": count}
+    return {"endpoint": "grpc", "operation": operation, "p99_ms": p99_ms, "count": count}
 
 
 def test_missed_goals_are_reported_and_rare_operations_not_judged() -> None:

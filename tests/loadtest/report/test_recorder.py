@@ -87,7 +87,7 @@ def test_late_operations_are_measured_from_their_due_time() -> None:
     ]
 
 
-def test_the_warm_up_is_in_the_timeline_and_in_no_table() -> None:
+def test_warm_up_is_in_the_timeline_and_in_no_table() -> None:
     recorder = Recorder(counted_from=11.0)
     recorder.done("grpc", "read", intended=10.5, ended=11.5, service_s=1)
     recorder.failed("grpc", "read", "Unavailable", intended=10.6, ended=11.6)
@@ -101,7 +101,7 @@ def test_operations_never_begun_count_as_due() -> None:
     assert (recorder.cell(10).due, recorder.cell(11).due) == (2, 1)
 
 
-def test_a_run_of_hours_loses_no_samples() -> None:
+def test_run_of_hours_loses_no_samples() -> None:
     recorder, hours = Recorder(), 8_000
     for second in range(hours):
         recorder.done("grpc", "read", intended=float(second), ended=second + 0.002, service_s=0.002)
@@ -129,7 +129,7 @@ def test_all_wrong_values_are_counted_and_some_described() -> None:
     assert (master.wrong_count, len(master.wrong)) == (120, WRONG_MAX)
 
 
-def test_the_busiest_process_is_the_one_that_counts() -> None:
+def test_busiest_process_is_the_one_that_counts() -> None:
     master = Recorder()
     for share in (0.5, 0.95, 0.2):
         worker = Recorder()
@@ -139,7 +139,7 @@ def test_the_busiest_process_is_the_one_that_counts() -> None:
     assert master.busiest == 0.95
 
 
-def test_a_busy_second_or_warm_up_is_no_saturation() -> None:
+def test_busy_second_or_warm_up_is_no_saturation() -> None:
     recorder = Recorder(counted_from=100.0)
     for at, processor_s in ((80.0, 0.0), (99.0, 19.0), (100.0, 20.0), (101.0, 21.0), (104.0, 21.0)):
         recorder.used(at, processor_s)
@@ -168,7 +168,7 @@ class TouchedCells(dict[int, TimelineSecond]):
         return super().get(second, default)
 
 
-def test_the_processor_wait_is_the_share_of_the_worst_process(
+def test_processor_wait_is_the_share_of_the_worst_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("kvstore.loadtest.report.recorder.queued_or_none", lambda: None)
@@ -182,7 +182,7 @@ def test_the_processor_wait_is_the_share_of_the_worst_process(
     assert master.queued == one.queued
 
 
-def test_the_processor_wait_of_a_process_is_read_from_linux() -> None:
+def test_processor_wait_of_a_process_is_read_from_linux() -> None:
     """Two threads that are busy on one processor wait half of the time."""
     answer = subprocess.run([sys.executable, "-c", STARVED], capture_output=True, text=True, timeout=60, check=True)
     assert float(answer.stdout) > 0.2, "seconds of one"

@@ -57,7 +57,7 @@ def test_every_timeline_is_well_formed_and_marks_every_event() -> None:
         assert [mark.find("rect") is not None for mark in marks] == [False, True]
 
 
-def test_an_event_after_the_run_is_listed_and_on_no_chart() -> None:
+def test_event_after_the_run_is_listed_and_on_no_chart() -> None:
     """Its mark was beside the chart, with a band of negative width."""
     document = made()
     document["events"].append(
@@ -77,19 +77,19 @@ def test_an_event_after_the_run_is_listed_and_on_no_chart() -> None:
     assert 'data-event="3"' not in html
 
 
-def test_an_event_that_ends_after_the_run_stays_on_the_chart() -> None:
+def test_event_that_ends_after_the_run_stays_on_the_chart() -> None:
     drawn = timeline("t", [Curve("l", [(0.0, 1.0)], "one")], [EventMark(1, 50.0, 900.0, "x")], seconds=100)
     x, width = map(float, re.findall(r'<rect class="band" x="([\d.]+)".*? width="([\d.]+)"', drawn)[0])
     assert width > 0
     assert x + width <= WIDTH - RIGHT + 0.1
 
 
-def test_the_page_loads_no_external_resource() -> None:
+def test_page_loads_no_external_resource() -> None:
     text = page(made())
     assert not re.search(r"<(script|link|img|iframe)|@import|url\(|https?://", text)
 
 
-def test_the_page_shows_operations_errors_events_and_the_knee() -> None:
+def test_page_shows_operations_errors_events_and_the_knee() -> None:
     text = page(made(), [FigureChange("p99_ms", stored=3.0, pace=1.0, now=9.0, limit=8.0, is_fallen=True)])
     for expected in (
         "OutcomeUnknown",
@@ -104,13 +104,13 @@ def test_the_page_shows_operations_errors_events_and_the_knee() -> None:
     assert "<p>Note: a process of it used 97% of a processor</p>" in text
 
 
-def test_a_knee_that_was_not_found_is_no_highest_rate() -> None:
+def test_knee_that_was_not_found_is_no_highest_rate() -> None:
     text = page(made(missing="the knee was not found: no rate was sustained"))
     assert "the knee was not found: no rate was sustained" in text
     assert "Highest sustained rate" not in text
 
 
-def test_a_failed_run_says_so_and_its_wrong_values_are_text() -> None:
+def test_failed_run_says_so_and_its_wrong_values_are_text() -> None:
     text = page(made(wrong="b'k' holds <script>alert(1)</script>"))
     assert "✗ 1 reads returned wrong values" in text
     assert "✓" not in text
@@ -118,7 +118,7 @@ def test_a_failed_run_says_so_and_its_wrong_values_are_text() -> None:
     assert "<script>" not in text
 
 
-def test_an_unreadable_baseline_is_shown_in_the_report_header_too() -> None:
+def test_unreadable_baseline_is_shown_in_the_report_header_too() -> None:
     """The exit code is 1 for every run."""
     document = made()
     document["verdict"]["reasons"].append("the baseline x.json cannot be read")

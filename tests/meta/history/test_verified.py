@@ -12,8 +12,8 @@ import pytest
 from kvstore.env.disk import DirectoryDisk
 from kvstore.errors import MetadataLost, MetadataUnavailable, NoSuchNode, OlderMetadata
 from kvstore.meta import paths
-from kvstore.meta.history import high_water, verifier
-from kvstore.meta.history.high_water import FILE, HighWater, _line
+from kvstore.meta.history import verifier
+from kvstore.meta.history.high_water import FILE, _line
 from kvstore.meta.history.seen import SeenVersions, Version
 from kvstore.meta.history.verified import VerifiedStore
 from kvstore.meta.layout import LayoutStore
@@ -359,60 +359,6 @@ async def test_store_without_the_cluster_is_judged_by_other_checks(ensemble: Ens
             await store.get(paths.INSTANCE_ID)
 
 
-async def test_high_water_of_two_processes_of_a_node_never_falls(ensemble: Ensemble, tmp_path: Path) -> None:
-    store = ensemble.session()
-    first, second = (HighWater(store, DirectoryDisk(tmp_path), "n1", CLUSTER) for _ in range(2))
-    for each in (first, second, second, first):
-        await each.raise_it(rings=True)
-        await each.confirm()
-        assert await each.why_older() == ""
-    assert (first.confirmed, second.confirmed) == (4, 3)
-
-
-# docs/protocol.md B29
-async def test_high_water_is_confirmed_again_after_every_node_was_replaced(
-    ensemble: Ensemble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A node that was replaced may come back: its own mark does not make the store an older copy."""
-    monkeypatch.setattr(high_water, "RINGS_MAX", 20)
-    store = ensemble.session()
-    marks = {
-        node: HighWater(store, DirectoryDisk(tmp_path / node), node, CLUSTER) for node in ("a", "b", "c", "x", "y")
-    }
-
-    async def ring(first: str, *others: str) -> bool:
-        before = marks[first].confirmed
-        await marks[first].raise_it(rings=True)
-        for each in others:
-            await marks[each].raise_it(rings=False)
-        await marks[first].confirm()
-        return marks[first].confirmed > before
-
-    assert [await ring(*nodes) for nodes in ("abc", "bca", "cab")] == [True] * 3
-    assert not any([await ring("x", "y") for _ in range(20)]), "two of five"
-    await ring("x", "y")
-    assert await ring("x", "y")
-    assert await marks["a"].why_older() == ""
-    assert await ring("a", "x", "y")
-    assert not await ring("x"), "three nodes now"
-
-
-# docs/protocol.md B29
-async def test_high_water_needs_a_majority_however_many_nodes_have_left(ensemble: Ensemble, tmp_path: Path) -> None:
-    store = ensemble.session()
-    marks = {node: HighWater(store, DirectoryDisk(tmp_path / node), node, CLUSTER) for node in ("x", "y", "z")}
-    for each in marks.values():
-        await each.raise_it(rings=False)
-    for number in range(60):
-        await store.create(paths.high_water(f"left-{number:02}"), high_water.GONE)
-    await marks["x"].raise_it(rings=True)
-    await marks["x"].confirm()
-    assert marks["x"].is_pending, "one of three"
-    await marks["y"].raise_it(rings=False)
-    await marks["x"].confirm()
-    assert marks["x"].confirmed == 2
-
-
 def test_seen_versions_are_bounded_and_recognise_a_recreated_node() -> None:
     seen = SeenVersions(paths_max=2)
     assert seen.note("/a", Stat(5, 10, 0, 0))
@@ -421,3 +367,8 @@ def test_seen_versions_are_bounded_and_recognise_a_recreated_node() -> None:
     assert seen.note("/b", Stat(0, 12, 0, 0))
     assert seen.note("/c", Stat(0, 13, 0, 0))
     assert (seen.highest("/a"), seen.highest("/c")) == (None, Version(13, 0))
+    assert seen.note("/b", Stat(0, 12, 0, 0)), "used last"
+    assert seen.note("/d", Stat(3, 14, 0, 0))
+    assert (seen.highest("/b"), seen.highest("/c")) == (Version(12, 0), None)
+    seen.note_written("/d", 2)
+    assert seen.highest("/d") == Version(14, 3)

@@ -14,7 +14,7 @@ from kvstore.meta.memory import MemoryStore
 from kvstore.partition.election import deposing
 from kvstore.partition.election.deposing import CONFIRM_S, SEES, LeaderWatch, ReachReport, is_gone, may_depose
 from kvstore.partition.election.leader_znode import Claims
-from kvstore.partition.election.peer_replicas import HOLD, PeerReplicas
+from kvstore.partition.election.peer_replicas import HOLD, SERVING, PeerReplicas
 from kvstore.partition.election.ranking import LeaderRecord
 from kvstore.partition.election.role_events import LeaderLost
 from kvstore.types import PartitionId, ServerId
@@ -62,6 +62,10 @@ def test_leader_is_deposed_by_majority_only_when_silent(
         ([B], {B: HEARS}, [B], False),
         ([B], {}, [B], False),  # it is alive and does not answer: this replica may be the one that is cut off
         ([B], {}, [], True),  # it has no session
+        ([B], {B: HEARS}, [], False),  # it has none either, and still receives
+        ([B, C], {B: HEARS}, [], False),
+        ([B, C], {B: AGREES}, [], True),
+        ([B, C], {B: AGREES}, [C], False),
         ([B, C, D], {B: AGREES, C: AGREES, D: HEARS}, [B, C, D], False),
     ],
 )
@@ -82,7 +86,7 @@ def test_reach_report_round_trips_and_refuses_garbage() -> None:
 class Wedged:
     """A leader whose link echoes pings and whose replica answers nothing, and another replica that agrees."""
 
-    def unheard_s(self, server: ServerId) -> float | None:
+    def silent_s(self, server: ServerId) -> float | None:
         return None
 
     async def call(self, server: ServerId, partition: PartitionId, method: str, body: bytes, timeout_s: float) -> bytes:
@@ -94,6 +98,39 @@ class Wedged:
         return AGREES.encode()
 
 
+class Recovered(Wedged):
+    """A leader that has left one held question unanswered and then recovers: it holds the next one."""
+
+    def __init__(self) -> None:
+        self.methods: list[str] = []
+        self.is_held = asyncio.Event()
+
+    async def call(self, server: ServerId, partition: PartitionId, method: str, body: bytes, timeout_s: float) -> bytes:
+        self.methods.append(method)
+        if method == HOLD and self.methods.count(HOLD) > 1:
+            self.is_held.set()
+            await asyncio.Event().wait()
+        return b"1unreached" if method == SERVING else await super().call(server, partition, method, body, timeout_s)
+
+
+# docs/protocol.md P40
+async def test_leader_that_recovers_is_not_reported_as_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another follower would depose it by that report, until the held question is answered."""
+    monkeypatch.setattr(deposing, "HOLD_PATIENCE_S", 0.1)
+    env, store, peers = real_env(tmp_path), MemoryStore(), Recovered()
+    claims = Claims(store, P1, LEADER)
+    await claims.prepare()
+    replicas = PeerReplicas(env, P1, ME, peers, lambda: (LEADER, B, ME))  # type: ignore[arg-type]
+    watch = LeaderWatch(env, P1, ME, peers, replicas, claims, lambda _: None)  # type: ignore[arg-type]
+    running = env.nursery.spawn(watch.run(lambda: LEADER, _never), name="watch")
+    async with asyncio.timeout(PATIENCE_S):
+        await peers.is_held.wait()
+    assert peers.methods.count(HOLD) == 2
+    assert ReachReport.decode(await watch.sees(B, b'["leader", false]')).silent_s is None
+    running.cancel()
+    await env.nursery.close()
+
+
 async def _never(timeout_s: float) -> None:
     await asyncio.Event().wait()
 
@@ -103,7 +140,7 @@ async def test_leader_is_lost_when_it_answers_nothing_on_a_live_link(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deposing, "HOLD_PATIENCE_S", 0.1)
-    monkeypatch.setattr(deposing, "UNHEARD_S", 0.05)
+    monkeypatch.setattr(deposing, "SILENT_S", 0.05)
     env, store, peers = real_env(tmp_path), MemoryStore(), Wedged()
     claims = Claims(store, P1, LEADER)
     await claims.prepare()

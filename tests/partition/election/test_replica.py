@@ -106,7 +106,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     await made.env.nursery.close()
 
 
-async def test_candidate_tails_on_when_told_of_another_leader(world: World) -> None:
+async def test_candidate_keeps_tailing_when_another_leader_is_known(world: World) -> None:
     """Regression: it became the leader later, and never tailed again."""
     world.replica.start()
     async with asyncio.timeout(PATIENCE_S):
@@ -212,7 +212,7 @@ async def test_leader_proves_itself_when_znode_names_another(world: World) -> No
     world.replica._prove()
     await asyncio.sleep(0)
     assert leader.asked == ["append"]  # type: ignore[attr-defined]
-    leader.serving = False  # type: ignore[misc]  # behind its release nothing may stand
+    leader.serving = False  # type: ignore[misc]  # nothing may follow its release
     world.replica._prove()
     await asyncio.sleep(0)
     assert leader.asked == ["append"]  # type: ignore[attr-defined]

@@ -28,7 +28,7 @@ def published(seq: int) -> Published:
 
 
 class StillClock(Unjudged):
-    """A clock that stands still unless the test sets it."""
+    """A clock that stops unless the test sets it."""
 
     def __init__(self) -> None:
         self.at = 0.0

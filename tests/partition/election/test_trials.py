@@ -180,6 +180,39 @@ async def test_bar_ends_when_the_state_is_replaced(world: World) -> None:
     asking.cancel()
 
 
+def install_copy(world: World, donor: ServerId) -> None:
+    """Let the first chunk replace the state, and skip the others."""
+    StateImport(world.state, frozenset({donor})).add(entry_pb2.Chunk(format=1).SerializeToString())
+    world.state.origins = frozenset({donor})
+    world.state.checks[FIRST] = 7
+
+
+# docs/protocol.md P35
+async def test_copy_is_confirmed_once_others_agree(world: World) -> None:
+    install_copy(world, OTHERS[0])
+    assert world.state.origins == {OTHERS[0]}
+    await world.trials._confirm_copy()
+    assert world.state.origins == frozenset()
+
+
+# docs/protocol.md P35
+async def test_copy_that_replaces_another_meanwhile_is_not_confirmed(world: World) -> None:
+    """No other replica has agreed with the new copy yet, although it soon has the same check."""
+    install_copy(world, OTHERS[0])
+    once = [lambda: install_copy(world, OTHERS[1])]
+    world.on_asked = lambda: once.pop()() if once else None
+    await world.trials._confirm_copy()
+    assert world.state.origins == {OTHERS[1]}
+
+
+# docs/protocol.md P35
+async def test_copy_is_not_confirmed_when_a_difference_is_reported_meanwhile(world: World) -> None:
+    install_copy(world, OTHERS[0])
+    world.on_asked = lambda: world.trials.trial.note_report(LATER, world.env.clock.now())
+    await world.trials._confirm_copy()
+    assert world.state.origins == {OTHERS[0]}
+
+
 def test_reported_difference_has_golden_bytes() -> None:
     row = encode_reported(ReportedDifference(Seq(7), True))
     assert (REPORTED_KEY, row.hex()) == (b"h", "01" + "0000000000000007" + "01"), (

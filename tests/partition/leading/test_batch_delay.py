@@ -15,7 +15,7 @@ from kvstore.partition.leading.batch_delay import (
     BatchDelay,
 )
 from kvstore.partition.leading.range_delete import RANGE_KEYS_MAX
-from kvstore.partition.state.commands import Flag, delete_range, get, put
+from kvstore.partition.state.commands import DeleteRange, Flag, Get, Put
 from kvstore.partition.state.engine import BEHIND_S
 from kvstore.partition.state.marks import MarkRecord
 from tests.partition.one_partition import P1, Partition
@@ -144,7 +144,7 @@ def p() -> Partition:
 
 def slow(p: Partition) -> None:
     for _ in range(100):
-        p.submit(put(b"k", b"v"))
+        p.submit(Put(b"k", b"v"))
         p.wait(TOOK_S)
         p.acknowledge()
     p.wait(1)
@@ -152,11 +152,11 @@ def slow(p: Partition) -> None:
 
 
 def test_operations_gather_after_an_entry_and_leave_in_one(p: Partition) -> None:
-    p.submit(put(b"a", b"1"))
+    p.submit(Put(b"a", b"1"))
     assert [entry.keys for entry in p.under_way()] == [[b"a"]], "no entry was sent recently, so this one leaves at once"
-    p.submit(put(b"b", b"1"))
+    p.submit(Put(b"b", b"1"))
     p.wait(FULL_S / 2)
-    tokens = p.submit(put(b"c", b"1"))
+    tokens = p.submit(Put(b"c", b"1"))
     assert [entry.keys for entry in p.under_way()] == [[b"a"]]
     p.acknowledge()
     assert p.under_way() == [], "the delay continues when the entry is acknowledged"
@@ -168,31 +168,31 @@ def test_operations_gather_after_an_entry_and_leave_in_one(p: Partition) -> None
 
 def test_operations_leave_at_once_with_idle_processors(p: Partition) -> None:
     p.starved = 0.0
-    p.submit(put(b"a", b"1"))
-    p.submit(put(b"b", b"1"))
+    p.submit(Put(b"a", b"1"))
+    p.submit(Put(b"b", b"1"))
     assert [entry.keys for entry in p.under_way()] == [[b"a"], [b"b"]]
 
 
 def test_many_operations_leave_at_once(p: Partition) -> None:
-    p.submit(put(b"a", b"1"))
-    p.submit(*(put(b"k%d" % number, b"1") for number in range(ENOUGH_ITEMS)))
+    p.submit(Put(b"a", b"1"))
+    p.submit(*(Put(b"k%d" % number, b"1") for number in range(ENOUGH_ITEMS)))
     assert [len(entry.keys) for entry in p.under_way()] == [1, ENOUGH_ITEMS]
 
 
 def test_read_that_waits_for_an_append_ends_the_delay() -> None:
     p = Partition(PartitionConfig(expiry_sweep_s=0, lease_ms=0)).start()
     slow(p)
-    p.submit(put(b"a", b"1"))
-    p.submit(put(b"b", b"1"))
-    (read,) = p.submit(get(b"a", Flag(0)))
+    p.submit(Put(b"a", b"1"))
+    p.submit(Put(b"b", b"1"))
+    (read,) = p.submit(Get(b"a", Flag(0)))
     assert [entry.keys for entry in p.under_way()] == [[b"a"], [b"b"]]
     p.acknowledge(2)
     assert p.result(read) != "waits"
 
 
 def test_releasing_leader_does_not_delay(p: Partition) -> None:
-    p.submit(put(b"a", b"1"))
-    (token,) = p.submit(put(b"b", b"1"))
+    p.submit(Put(b"a", b"1"))
+    (token,) = p.submit(Put(b"b", b"1"))
     released = p.loop.create_task(p.leader.release())
     p.settle()
     assert [entry.keys for entry in p.under_way()] == [[b"a"], [b"b"]]
@@ -204,8 +204,8 @@ def test_releasing_leader_does_not_delay(p: Partition) -> None:
 
 
 def test_consecutive_records_do_not_prolong_the_delay(p: Partition) -> None:
-    p.submit(put(b"a", b"1"))
-    p.submit(put(b"b", b"1"))
+    p.submit(Put(b"a", b"1"))
+    p.submit(Put(b"b", b"1"))
     for _ in range(3):
         proof = p.loop.create_task(p.leader.prove())
         p.wait(FULL_S / 3)
@@ -216,20 +216,20 @@ def test_consecutive_records_do_not_prolong_the_delay(p: Partition) -> None:
 
 
 def test_delayed_write_renews_the_lease(p: Partition) -> None:
-    p.submit(put(b"a", b"1"))
+    p.submit(Put(b"a", b"1"))
     p.acknowledge()
-    p.submit(put(b"b", b"1"))
+    p.submit(Put(b"b", b"1"))
     assert p.under_way() == []
     p.leader._read_lease.lease_until = p.now() + 0.05
-    p.submit(get(b"a"))
+    p.submit(Get(b"a"))
     assert [entry.keys for entry in p.under_way()] == [[b"b"]]
 
 
 def test_read_of_an_expired_key_is_not_delayed(p: Partition) -> None:
-    p.do(put(b"brief", b"1", expires_ms=p.wall_ms() + 100))
+    p.do(Put(b"brief", b"1", expires_ms=p.wall_ms() + 100))
     p.wait(0.2)
-    p.submit(put(b"a", b"1"))
-    (read,) = p.submit(get(b"brief"))
+    p.submit(Put(b"a", b"1"))
+    (read,) = p.submit(Get(b"brief"))
     assert [entry.keys for entry in p.under_way()] == [[b"a"], [b"brief"]]
     p.acknowledge(2)
     assert p.result(read) is None
@@ -237,16 +237,16 @@ def test_read_of_an_expired_key_is_not_delayed(p: Partition) -> None:
 
 def test_parts_of_an_oversized_batch_are_not_delayed(p: Partition) -> None:
     p.starved = 0.0
-    p.do(*(put(b"r%04d" % number, b"1") for number in range(RANGE_KEYS_MAX + 500)))
+    p.do(*(Put(b"r%04d" % number, b"1") for number in range(RANGE_KEYS_MAX + 500)))
     p.starved = 1.0
     p.wait(1)
-    p.submit(delete_range(b"r", b"s"))
+    p.submit(DeleteRange(b"r", b"s"))
     assert [len(entry.keys) for entry in p.under_way()] == [RANGE_KEYS_MAX, 500]
 
 
 def test_leader_that_ends_during_a_delay_refuses_what_has_gathered(p: Partition) -> None:
-    p.submit(put(b"a", b"1"))
-    (token,) = p.submit(put(b"b", b"1"))
+    p.submit(Put(b"a", b"1"))
+    (token,) = p.submit(Put(b"b", b"1"))
     p.leader.stop(NotLeader(P1))
     p.settle()
     assert isinstance(p.result(token), NotLeader)
@@ -255,8 +255,8 @@ def test_leader_that_ends_during_a_delay_refuses_what_has_gathered(p: Partition)
 
 
 def test_engine_that_is_behind_is_awaited_after_a_delay(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
-    p.submit(put(b"a", b"1"))
-    p.submit(put(b"b", b"1"))
+    p.submit(Put(b"a", b"1"))
+    p.submit(Put(b"b", b"1"))
     monkeypatch.setattr(p.engine, "is_behind", lambda: True)
     p.wait(FULL_S + BEHIND_S / 2)
     assert [entry.keys for entry in p.under_way()] == [[b"a"]]
@@ -270,8 +270,8 @@ def test_leader_delays_longer_while_pinned(p: Partition) -> None:
     p.settle()
     p.acknowledge()
     assert pinned.done()
-    p.submit(put(b"a", b"1"))
-    p.submit(put(b"b", b"1"))
+    p.submit(Put(b"a", b"1"))
+    p.submit(Put(b"b", b"1"))
     p.acknowledge()
     p.wait(FULL_S + TICK_S)
     assert p.under_way() == [], "it would have been sent by now"

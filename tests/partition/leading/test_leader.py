@@ -15,7 +15,7 @@ from kvstore.errors import (
     Unavailable,
 )
 from kvstore.partition.config import PartitionConfig
-from kvstore.partition.state.commands import Code, Flag, delete, expire, get, increment, put, scan
+from kvstore.partition.state.commands import Batch, Delete, Expire, Flag, Get, Increment, Put, Scan
 from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.entry import EntryKind
 from tests.partition.one_partition import TIME_MS, UNKNOWN, Partition
@@ -31,7 +31,7 @@ def test_leader_serves_once_its_first_record_is_applied() -> None:
     started = p.loop.create_task(p.leader.start())
     p.settle()
     assert p.sent_kinds() == [EntryKind.EPOCH_START]
-    (early,) = p.submit(get(b"k"))
+    (early,) = p.submit(Get(b"k"))
     assert isinstance(p.result(early), NotLeader)
     assert not p.leader.serving
     p.acknowledge()
@@ -55,13 +55,13 @@ def test_leader_does_not_serve_when_its_first_record_is_lost() -> None:
 
 
 def test_first_mutation_on_an_idle_partition_leaves_at_once(p: Partition) -> None:
-    p.submit(put(b"a", b"1"))
+    p.submit(Put(b"a", b"1"))
     assert [entry.keys for entry in p.under_way()] == [[b"a"]]
     assert p.loop.time() == 0
 
 
 def test_mutations_of_one_turn_share_an_entry(p: Partition) -> None:
-    tokens = p.submit(put(b"a", b"1"), put(b"b", b"2"), put(b"a", b"3"))
+    tokens = p.submit(Put(b"a", b"1"), Put(b"b", b"2"), Put(b"a", b"3"))
     (entry,) = p.under_way()
     assert (entry.keys, entry.first_seq) == ([b"a", b"b", b"a"], 1)
     p.acknowledge()
@@ -69,7 +69,7 @@ def test_mutations_of_one_turn_share_an_entry(p: Partition) -> None:
 
 
 def test_reads_and_puts_of_one_call_take_separate_paths(p: Partition) -> None:
-    p.leader.submit((put(b"a", b"1"), scan(b"", b"", 10), put(b"b", b"2")), p.caller, (101, 102, 103))
+    p.leader.submit((Put(b"a", b"1"), Scan(b"", b"", 10), Put(b"b", b"2")), p.caller, (101, 102, 103))
     p.settle()
     (entry,) = p.under_way()
     assert entry.keys == [b"a", b"b"]
@@ -80,7 +80,7 @@ def test_reads_and_puts_of_one_call_take_separate_paths(p: Partition) -> None:
 
 def test_mutations_gather_while_all_slots_are_taken(p: Partition) -> None:
     for number in range(8):
-        p.submit(put(b"k%d" % number, b"v"))
+        p.submit(Put(b"k%d" % number, b"v"))
     assert [entry.keys for entry in p.under_way()] == [[b"k0"], [b"k1"], [b"k2"], [b"k3"]]
     p.acknowledge()
     assert [entry.keys for entry in p.under_way()] == [[b"k1"], [b"k2"], [b"k3"], [b"k4", b"k5", b"k6", b"k7"]]
@@ -88,12 +88,12 @@ def test_mutations_gather_while_all_slots_are_taken(p: Partition) -> None:
 
 def test_entry_is_bounded_and_one_operation_may_exceed_it(p: Partition) -> None:
     large = b"x" * (200 << 10)
-    p.submit(*(put(b"k%d" % number, large) for number in range(6)), put(b"huge", b"x" * (1 << 20)))
+    p.submit(*(Put(b"k%d" % number, large) for number in range(6)), Put(b"huge", b"x" * (1 << 20)))
     assert [len(entry.keys) for entry in p.under_way()] == [2, 2, 2, 1]
 
 
 def test_answers_wait_until_the_entry_is_applied(p: Partition) -> None:
-    (token,) = p.submit(put(b"a", b"1"))
+    (token,) = p.submit(Put(b"a", b"1"))
     assert p.result(token) == "waits"
     seen: list[Any] = []
     p.caller.on_complete = lambda token, result: seen.append(p.state.get(b"a"))
@@ -103,26 +103,26 @@ def test_answers_wait_until_the_entry_is_applied(p: Partition) -> None:
 
 
 def test_unacknowledged_entry_is_not_applied(p: Partition) -> None:
-    p.submit(put(b"a", b"1"))
+    p.submit(Put(b"a", b"1"))
     assert p.state.get(b"a") is None
     assert p.state.seq == 0
 
 
 def test_sink_is_never_called_from_inside_submit(p: Partition) -> None:
-    for op in (get(b"k"), put(b"", b""), (99, b"k"), put(b"k", b"")):
+    for op in (Get(b"k"), Put(b"", b""), Scan("k", b"", 1), Put(b"k", b"")):
         p.leader.submit((op,), p.caller, (p.tokens,))
         assert p.result(p.tokens) == "waits"
         p.tokens += 1
     p.settle()
     p.leader.stop(NotLeader("p1"))
-    p.leader.submit((get(b"k"),), p.caller, (p.tokens,))
+    p.leader.submit((Get(b"k"),), p.caller, (p.tokens,))
     assert p.result(p.tokens) == "waits"
     p.settle()
     assert isinstance(p.result(p.tokens), NotLeader)
 
 
 def test_sink_is_flushed_after_a_group_of_results(p: Partition) -> None:
-    tokens = p.submit(put(b"a", b"1"), put(b"b", b"2"), get(b"c"))
+    tokens = p.submit(Put(b"a", b"1"), Put(b"b", b"2"), Get(b"c"))
     assert p.caller.flushed == {tokens[2]}
     p.acknowledge()
     assert p.caller.flushed == set(tokens)
@@ -132,7 +132,7 @@ def test_sink_is_flushed_after_a_group_of_results(p: Partition) -> None:
 
 
 def test_failed_condition_waits_for_the_entries_it_depends_on(p: Partition) -> None:
-    first, second = p.submit(put(b"a", b"1"))[0], p.submit(put(b"a", b"2", flags=Flag.IF_ABSENT))[0]
+    first, second = p.submit(Put(b"a", b"1"))[0], p.submit(Put(b"a", b"2", flags=Flag.IF_ABSENT))[0]
     assert p.result(second) == "waits"
     p.acknowledge()
     assert p.result(first) == 1
@@ -141,17 +141,17 @@ def test_failed_condition_waits_for_the_entries_it_depends_on(p: Partition) -> N
 
 
 def test_failed_condition_on_a_lost_entry_is_not_reported(p: Partition) -> None:
-    p.submit(put(b"a", b"1"))
-    (failed,) = p.submit(put(b"a", b"2", flags=Flag.IF_ABSENT))
+    p.submit(Put(b"a", b"1"))
+    (failed,) = p.submit(Put(b"a", b"2", flags=Flag.IF_ABSENT))
     p.log.fail(UNKNOWN)
     p.settle()
     assert isinstance(p.result(failed), NotLeader)
 
 
 def test_failed_condition_needs_the_lease(p: Partition) -> None:
-    p.do(put(b"a", b"1"))
+    p.do(Put(b"a", b"1"))
     p.wait(0.6)
-    (failed,) = p.submit(put(b"a", b"2", flags=Flag.IF_ABSENT))
+    (failed,) = p.submit(Put(b"a", b"2", flags=Flag.IF_ABSENT))
     assert p.result(failed) == "waits"
     assert p.sent_kinds() == [EntryKind.EMPTY]
     p.acknowledge()
@@ -159,15 +159,15 @@ def test_failed_condition_needs_the_lease(p: Partition) -> None:
 
 
 def test_operation_without_effect_logs_nothing(p: Partition) -> None:
-    p.do(put(b"a", b"1"))
-    assert p.do(delete(b"b")) == 0
-    assert isinstance(p.do(put(b"a", b"2", flags=Flag.IF_VERSION, version=9)), ConditionFailed)
+    p.do(Put(b"a", b"1"))
+    assert p.do(Delete(b"b")) == 0
+    assert isinstance(p.do(Put(b"a", b"2", flags=Flag.IF_VERSION, version=9)), ConditionFailed)
     assert (p.state.seq, len(p.log.acknowledged)) == (1, 2)
 
 
 def test_operations_see_earlier_ones_in_flight(p: Partition) -> None:
-    first = p.submit(increment(b"n", 1))[0]
-    second, third = p.submit(increment(b"n", 1), increment(b"n", 1))
+    first = p.submit(Increment(b"n", 1))[0]
+    second, third = p.submit(Increment(b"n", 1), Increment(b"n", 1))
     p.acknowledge(2)
     assert [p.result(token) for token in (first, second, third)] == [(1, 1), (2, 2), (3, 3)]
 
@@ -177,8 +177,8 @@ def test_operations_see_earlier_ones_in_flight(p: Partition) -> None:
 
 def fill(p: Partition) -> tuple[list[int], list[int]]:
     """Put four entries in flight, and queue operations behind them."""
-    flying = [p.submit(put(b"k%d" % number, b"v"))[0] for number in range(4)]
-    return flying, p.submit(put(b"q", b"v"), delete(b"k0"))
+    flying = [p.submit(Put(b"k%d" % number, b"v"))[0] for number in range(4)]
+    return flying, p.submit(Put(b"q", b"v"), Delete(b"k0"))
 
 
 # docs/protocol.md P9
@@ -195,7 +195,7 @@ def test_lost_lead_makes_in_flight_unknown_and_queued_not_done(p: Partition, err
 
 
 def test_unsent_entry_is_not_done(p: Partition) -> None:
-    (token,) = p.submit(put(b"a", b"1"))
+    (token,) = p.submit(Put(b"a", b"1"))
     p.log.fail(NotEnoughBookies("2 of 3"))
     p.settle()
     assert isinstance(p.result(token), NotEnoughBookies)
@@ -203,7 +203,7 @@ def test_unsent_entry_is_not_done(p: Partition) -> None:
 
 # docs/protocol.md P41, G13
 def test_lead_ends_for_the_reason_of_its_log(p: Partition) -> None:
-    (token,) = p.submit(put(b"a", b"1"))
+    (token,) = p.submit(Put(b"a", b"1"))
     p.log.lost = NotEnoughBookies("no ack quorum for 6 s")
     p.log.fail(UNKNOWN)
     p.settle()
@@ -226,7 +226,7 @@ def test_lost_log_ends_the_lead(p: Partition) -> None:
 def test_stop_answers_everything_and_notifies_nobody(p: Partition) -> None:
     flying, queued = fill(p)
     p.wait(1)
-    (read,) = p.submit(get(b"k0"))
+    (read,) = p.submit(Get(b"k0"))
     p.leader.stop(NotLeader("p1"))
     assert {type(p.result(token)) for token in flying} == {OutcomeUnknown}
     assert {type(p.result(token)) for token in [*queued, read]} == {NotLeader}
@@ -234,7 +234,7 @@ def test_stop_answers_everything_and_notifies_nobody(p: Partition) -> None:
 
 
 def test_entry_that_cannot_be_applied_ends_the_process(p: Partition) -> None:
-    (token,) = p.submit(put(b"a", b"1"))
+    (token,) = p.submit(Put(b"a", b"1"))
     p.state.seq = type(p.state.seq)(7)
     p.acknowledge()
     assert len(p.fatal) == 1
@@ -247,8 +247,8 @@ def test_entry_that_cannot_be_applied_ends_the_process(p: Partition) -> None:
 
 def test_full_queue_refuses() -> None:
     p = Partition(PartitionConfig(queue_items_max=10, entries_in_flight_max=1)).start()
-    p.submit(put(b"a", b"1"))
-    tokens = p.submit(*(put(b"k%d" % number, b"v") for number in range(12)))
+    p.submit(Put(b"a", b"1"))
+    tokens = p.submit(*(Put(b"k%d" % number, b"v") for number in range(12)))
     refused = [p.result(token) for token in tokens[10:]]
     assert all(isinstance(each, Overloaded) for each in refused)
     assert {p.result(token) for token in tokens[:10]} == {"waits"}
@@ -259,27 +259,27 @@ def test_full_queue_refuses() -> None:
 
 def test_queue_full_of_bytes_refuses() -> None:
     p = Partition(PartitionConfig(queue_bytes_max=4 << 20, entries_in_flight_max=1)).start()
-    p.submit(put(b"a", b"1"))
-    tokens = p.submit(*(put(b"k%d" % number, b"v" * (1 << 20)) for number in range(5)))
+    p.submit(Put(b"a", b"1"))
+    tokens = p.submit(*(Put(b"k%d" % number, b"v" * (1 << 20)) for number in range(5)))
     assert isinstance(p.result(tokens[-1]), Overloaded)
     assert p.result(tokens[0]) == "waits"
 
 
 def test_queue_fits_a_thousand_connections_of_sixteen() -> None:
     p = Partition().start()
-    ops = [put(b"%d" % number, b"v" * 100) for number in range(16_000)]
+    ops = [Put(b"%d" % number, b"v" * 100) for number in range(16_000)]
     assert not [each for each in p.do(*ops) if not isinstance(each, int)]
 
 
 def test_leader_pauses_writes_while_the_engine_is_behind() -> None:
     engine = MemoryEngine()
     p = Partition(engine=engine).start()
-    p.do(put(b"a", b"1"))
+    p.do(Put(b"a", b"1"))
     engine.behind = True
-    (held,) = p.submit(put(b"a", b"2"))
+    (held,) = p.submit(Put(b"a", b"2"))
     p.wait(0.2)
     assert p.under_way() == []
-    assert p.do(get(b"a")).value == b"1"
+    assert p.do(Get(b"a")).value == b"1"
     engine.behind = False
     p.wait(0.02)
     p.acknowledge()
@@ -289,10 +289,10 @@ def test_leader_pauses_writes_while_the_engine_is_behind() -> None:
 # docs/protocol.md P10
 def test_expired_queue_items_are_refused_and_not_appended() -> None:
     p = Partition(PartitionConfig(entries_in_flight_max=1, queue_wait_max_s=5)).start()
-    flying = p.submit(put(b"a", b"1"))[0]
-    late = p.submit(put(b"b", b"1"))[0]
+    flying = p.submit(Put(b"a", b"1"))[0]
+    late = p.submit(Put(b"b", b"1"))[0]
     p.wait(4)
-    in_time = p.submit(put(b"c", b"1"))[0]
+    in_time = p.submit(Put(b"c", b"1"))[0]
     p.wait(3)
     assert isinstance(p.result(late), Unavailable)
     assert p.result(flying) == p.result(in_time) == "waits"
@@ -303,11 +303,10 @@ def test_expired_queue_items_are_refused_and_not_appended() -> None:
 @pytest.mark.parametrize(
     "op",
     [
-        put(b"", b"v"),
-        put(b"k" * 4097, b"v"),
-        put(b"k", b"v" * ((1 << 20) + 1)),
-        (77, b"k"),
-        (Code.BATCH, b"k", (), 0, None),
+        Put(b"", b"v"),
+        Put(b"k" * 4097, b"v"),
+        Put(b"k", b"v" * ((1 << 20) + 1)),
+        Batch(b"k", ()),
     ],
 )
 def test_impossible_operations_are_refused(p: Partition, op: Any) -> None:
@@ -318,24 +317,23 @@ def test_impossible_operations_are_refused(p: Partition, op: Any) -> None:
 @pytest.mark.parametrize(
     "op",
     [
-        (int(Code.PUT), b"k", "text", 0, 0, 0, None),
-        (int(Code.PUT), b"k", b"v"),
-        (int(Code.PUT), "k", b"v", 0, 0, 0, None),
-        (int(Code.DELETE), b"k", None, 0, None),
-        (int(Code.BATCH), b"k", ((int(Code.PUT), b"k"),), 0, None),
-        (int(Code.PUT), b"k", b"v", 0, 0, 0, (b"short", 1, 1, TIME_MS)),
-        (int(Code.PUT), b"k", b"v", 0, 0, 0, (b"x" * 16, 1 << 64, 1, TIME_MS)),
-        (int(Code.PUT), b"k", b"v", 0, 0, 0, (b"x" * 16, 1, -1, TIME_MS)),
-        put(b"k", b"v", (1 << 64) - 1),
-        put(b"k", b"v", 1 << 62, Flag.RELATIVE_TTL),
-        expire(b"a", (1 << 64) - 1),
+        Put(b"k", "text"),
+        Put("k", b"v"),
+        Delete(b"k", None),
+        Batch(b"k", ((3, b"k"),)),
+        Put(b"k", b"v", 0, 0, 0, (b"short", 1, 1, TIME_MS)),
+        Put(b"k", b"v", 0, 0, 0, (b"x" * 16, 1 << 64, 1, TIME_MS)),
+        Put(b"k", b"v", 0, 0, 0, (b"x" * 16, 1, -1, TIME_MS)),
+        Put(b"k", b"v", (1 << 64) - 1),
+        Put(b"k", b"v", 1 << 62, Flag.RELATIVE_TTL),
+        Expire(b"a", (1 << 64) - 1),
     ],
 )
 def test_malformed_operation_is_refused_alone(p: Partition, op: Any) -> None:
-    before, bad, after = p.do(put(b"a", b"1"), op, put(b"c", b"1"))
+    before, bad, after = p.do(Put(b"a", b"1"), op, Put(b"c", b"1"))
     assert isinstance(bad, InvalidRequest)
     assert (before, after) == (1, 2)
-    assert p.do(put(b"a", b"2")) == 3
+    assert p.do(Put(b"a", b"2")) == 3
     assert p.leader.serving
     assert not p.loop.errors
 
@@ -347,7 +345,7 @@ def test_release_drains_then_stops_answering_then_logs(p: Partition) -> None:
     flying, queued = fill(p)
     release = p.loop.create_task(p.leader.release())
     p.settle()
-    (refused,) = p.submit(put(b"late", b"v"))
+    (refused,) = p.submit(Put(b"late", b"v"))
     assert isinstance(p.result(refused), NotLeader)
     assert p.sent_kinds() == []
     p.acknowledge(4)
@@ -367,7 +365,7 @@ def test_release_drains_then_stops_answering_then_logs(p: Partition) -> None:
 
 
 def test_lease_is_gone_when_the_release_record_is_sent(p: Partition) -> None:
-    p.do(put(b"a", b"1"))
+    p.do(Put(b"a", b"1"))
     leases: list[float] = []
     p.log.on_append = lambda entry: leases.append(p.leader._read_lease.lease_until)
     assert p.leader._read_lease.lease_until > p.now()
@@ -386,7 +384,7 @@ def test_lost_release_is_reported(p: Partition) -> None:
 
 
 def test_unacknowledged_release_ends_in_bounded_time(p: Partition) -> None:
-    (token,) = p.submit(put(b"a", b"1"))
+    (token,) = p.submit(Put(b"a", b"1"))
     release = p.loop.create_task(p.leader.release())
     p.wait(11)
     assert isinstance(release.exception(), Unavailable)
@@ -394,26 +392,26 @@ def test_unacknowledged_release_ends_in_bounded_time(p: Partition) -> None:
 
 
 def test_leader_continues_where_the_former_one_ended(p: Partition) -> None:
-    p.do(put(b"a", b"1"), put(b"b", b"1"))
+    p.do(Put(b"a", b"1"), Put(b"b", b"1"))
     p.leader.stop(NotLeader("p1"))
     p.open()
     p.start()
-    assert p.do(put(b"a", b"2")) == 3
-    record = p.do(get(b"a"))
+    assert p.do(Put(b"a", b"2")) == 3
+    record = p.do(Get(b"a"))
     assert (record.value, record.version, record.created) == (b"2", 3, 1)
     assert (p.state.epoch, p.state.key_count) == (2, 2)
 
 
 def test_leader_statistics_count() -> None:
     p = Partition().start()
-    p.do(put(b"a", b"1"), get(b"a"))
+    p.do(Put(b"a", b"1"), Get(b"a"))
     told = p.leader.statistics()
     assert (told["entries"], told["mutations"], told["epoch"]) == (2, 1, 1)
 
 
 def test_release_cancelled_while_draining_keeps_the_leader_serving(p: Partition) -> None:
     """Regression: it neither served nor had stopped, and waiting operations were never answered."""
-    p.submit(put(b"a", b"1"))
+    p.submit(Put(b"a", b"1"))
     release = p.loop.create_task(p.leader.release(0.25))
     p.settle()
     release.cancel()
@@ -421,4 +419,4 @@ def test_release_cancelled_while_draining_keeps_the_leader_serving(p: Partition)
     assert release.cancelled()
     assert p.leader.serving
     p.acknowledge()
-    assert p.do(put(b"b", b"1")) == 2
+    assert p.do(Put(b"b", b"1")) == 2

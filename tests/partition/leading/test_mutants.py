@@ -13,16 +13,24 @@ from kvstore.partition.leading.leader_reads import LeaderReads
 from kvstore.partition.leading.queue import QueuedBatch
 from kvstore.partition.leading.read_lease import ReadLease
 from kvstore.partition.state import operations, rows
-from kvstore.partition.state.commands import Flag, check
+from kvstore.partition.state.commands import Check, Flag
 from kvstore.partition.state.draft import Draft
 from kvstore.partition.state.overlay import UNTOUCHED, Overlay
 from kvstore.partition.state.retry_table import RetryTable
 from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.transfer import StateExport
 from kvstore.types import EntryId, LedgerId, Position
-from tests.partition.leading import test_leader, test_new_requests, test_plain_puts, test_read_lease, test_retries
+from tests.partition.leading import (
+    test_leader,
+    test_leader_expiry,
+    test_leader_retries,
+    test_new_requests,
+    test_plain_puts,
+    test_range_reads,
+    test_read_lease,
+)
 from tests.partition.one_partition import Partition
-from tests.partition.state import test_expiry, test_operations, test_range_reads, test_transfer
+from tests.partition.state import test_operations, test_transfer
 
 Patch = pytest.MonkeyPatch
 
@@ -39,7 +47,7 @@ def apply_before_the_acknowledgement(patch: Patch) -> None:
 
 
 def let_a_check_fail_by_itself(patch: Patch) -> None:
-    patch.setattr(operations, "_CHECK", -1)
+    patch.setattr(operations, "Check", None)
 
 
 def answer_before_it_is_applied(patch: Patch) -> None:
@@ -207,7 +215,7 @@ def served(test: Callable[..., None], *more: Any) -> Callable[[], None]:
 def with_a_key(test: Callable[[Partition], None]) -> Callable[[], None]:
     def run() -> None:
         partition = Partition().start()
-        partition.do(test_read_lease.put(b"a", b"1"))
+        partition.do(test_read_lease.Put(b"a", b"1"))
         test(partition)
 
     return run
@@ -216,7 +224,7 @@ def with_a_key(test: Callable[[Partition], None]) -> Callable[[], None]:
 def with_two_keys(test: Callable[..., None], *more: Any) -> Callable[[], None]:
     def run() -> None:
         partition = Partition().start()
-        partition.do(test_read_lease.put(b"a", b"1"), test_read_lease.put(b"n", b"5"))
+        partition.do(test_read_lease.Put(b"a", b"1"), test_read_lease.Put(b"n", b"5"))
         test(partition, *more)
 
     return run
@@ -248,7 +256,7 @@ def asked_together(bounds: dict[str, int]) -> Callable[[], None]:
     return lambda: test(0, bounds)
 
 
-leader, reads, retries, expiry = test_leader, test_read_lease, test_retries, test_expiry
+leader, reads, retries, expiry = test_leader, test_read_lease, test_leader_retries, test_leader_expiry
 CAUGHT: list[tuple[Callable[[Patch], None], Callable[[], None]]] = [
     (list_keys_that_are_past_their_expiry_as_if_they_were_there, listed_past_expiry),
     (leave_keys_out_before_their_deletes_are_logged, listed_past_expiry),
@@ -313,7 +321,7 @@ CAUGHT: list[tuple[Callable[[Patch], None], Callable[[], None]]] = [
         let_a_check_fail_by_itself,
         served(
             test_operations.test_batch_is_done_only_if_every_check_holds,
-            *(Flag.INDEPENDENT, check(b"a", Flag.IF_ABSENT), False),
+            *(Flag.INDEPENDENT, Check(b"a", Flag.IF_ABSENT), False),
         ),
     ),
 ]

@@ -10,7 +10,7 @@ from kvstore.errors import InvalidRequest
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.partition.leading import evaluate
 from kvstore.partition.leading.plain_puts import put_all
-from kvstore.partition.state.commands import Flag, Op, RequestId, batch, delete, put
+from kvstore.partition.state.commands import Batch, Delete, Flag, Op, Put, RequestId
 from tests.partition.one_partition import TIME_MS, Partition
 
 KEYS = [b"key-%d" % number for number in range(40)]
@@ -25,13 +25,13 @@ def history(seed: int) -> list[list[Op]]:
         nonlocal sequence
         sequence += 1
         keys = random.choices(KEYS, k=10) if random.random() < 0.2 else random.sample(KEYS, 10)
-        ops = tuple(put(key, b"%d" % random.randrange(100)) for key in keys)
+        ops = tuple(Put(key, b"%d" % random.randrange(100)) for key in keys)
         flags = random.choice([Flag.NONE, Flag.INDEPENDENT])
-        return batch(ops[0][1], ops, flags, random.choice([None, RequestId(bytes(16), sequence, 1, TIME_MS)]))
+        return Batch(ops[0].key, ops, flags, random.choice([None, RequestId(bytes(16), sequence, 1, TIME_MS)]))
 
     def another() -> Op:
         key = random.choice(KEYS)
-        return random.choice([put(key, b"v"), delete(key), put(key, b"v", TIME_MS + random.choice([1, 1 << 30]))])
+        return random.choice([Put(key, b"v"), Delete(key), Put(key, b"v", TIME_MS + random.choice([1, 1 << 30]))])
 
     return [[random.choice([a_batch, another])() for _ in range(random.randrange(1, 4))] for _ in range(60)]
 
@@ -77,15 +77,15 @@ def lone_history(seed: int) -> list[list[Op]]:
         nonlocal sequence
         key = random.choice([*KEYS[:6], b"", bytes(KEY_BYTES_MAX + 1)])
         if random.random() < 0.8:
-            return put(key, b"%d" % random.randrange(100))
+            return Put(key, b"%d" % random.randrange(100))
         sequence += 1
         request = RequestId(bytes(16), sequence, 1, TIME_MS)
         return random.choice(
             [
-                delete(key),
-                put(key, b"v", TIME_MS + random.choice([1, 1 << 30])),
-                put(key, b"v", request=request),
-                put(key, bytes(VALUE_BYTES_MAX + 1)),
+                Delete(key),
+                Put(key, b"v", TIME_MS + random.choice([1, 1 << 30])),
+                Put(key, b"v", request=request),
+                Put(key, bytes(VALUE_BYTES_MAX + 1)),
             ]
         )
 
@@ -112,7 +112,7 @@ def test_lone_plain_put_matches_group_evaluation(seed: int, monkeypatch: pytest.
 @pytest.mark.parametrize("key", [b"", bytes(KEY_BYTES_MAX + 1)])
 def test_batch_with_a_refused_key_writes_nothing(key: bytes) -> None:
     partition = Partition().start()
-    assert isinstance(partition.do(batch(b"a", (put(b"a", b"1"), put(key, b"1")))), InvalidRequest)
+    assert isinstance(partition.do(Batch(b"a", (Put(b"a", b"1"), Put(key, b"1")))), InvalidRequest)
     assert partition.state.key_count == 0
 
 
@@ -125,17 +125,17 @@ def crowded_history(seed: int) -> list[list[list[Op]]]:
         nonlocal sequence
         key = random.choice(keys)
         if random.random() < 0.97:
-            return put(key, b"%d" % random.randrange(100))
+            return Put(key, b"%d" % random.randrange(100))
         sequence += 1
         request = RequestId(bytes(16), sequence, 1, TIME_MS)
         return random.choice(
             [
-                delete(key),
-                put(key, b"v", TIME_MS + random.choice([1, 1 << 30])),
-                put(key, b"v", flags=Flag.IF_ABSENT),
-                put(key, b"v", request=request),
-                put(b"", b"v"),
-                put(key, bytes(VALUE_BYTES_MAX + 1)),
+                Delete(key),
+                Put(key, b"v", TIME_MS + random.choice([1, 1 << 30])),
+                Put(key, b"v", flags=Flag.IF_ABSENT),
+                Put(key, b"v", request=request),
+                Put(b"", b"v"),
+                Put(key, bytes(VALUE_BYTES_MAX + 1)),
             ]
         )
 

@@ -10,7 +10,7 @@ from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading import queries, range_reads
 from kvstore.partition.leading.leader_reads import AT_ONCE, STEPPING_MAX, TURN_BYTES, LeaderReads
 from kvstore.partition.leading.read_lease import ReadLease
-from kvstore.partition.state.commands import Flag, Level, count, get, meta, put, range_, scan
+from kvstore.partition.state.commands import Count, Flag, Get, Level, Meta, Put, Range, Scan, ScanTokens
 from kvstore.partition.state.entry import EntryKind
 from kvstore.partition.state.rows import ORDER
 from tests.partition.one_partition import Partition
@@ -21,7 +21,7 @@ STRICT, SESSION, STALE = Level.STRICT, Level.SESSION, Level.STALE
 @pytest.fixture
 def p() -> Partition:
     made = Partition().start()
-    made.do(put(b"a", b"1"))
+    made.do(Put(b"a", b"1"))
     return made
 
 
@@ -89,28 +89,28 @@ def test_lease_never_exists_with_length_zero() -> None:
 
 def test_leased_read_is_answered_in_its_turn(p: Partition) -> None:
     p.wait(0.1)
-    (token,) = p.submit(get(b"a"))
+    (token,) = p.submit(Get(b"a"))
     assert value(p.result(token)) == b"1"
     assert p.under_way() == []
 
 
 def test_lease_ends_by_the_clock_of_the_send(p: Partition) -> None:
     p.wait(0.6)
-    p.submit(put(b"a", b"2"))
+    p.submit(Put(b"a", b"2"))
     p.wait(0.4)
     p.acknowledge()
     assert p.leader.statistics()["lease_left_s"] == pytest.approx(0.1)
     p.wait(0.15)
-    (token,) = p.submit(get(b"a"))
+    (token,) = p.submit(Get(b"a"))
     assert p.result(token) == "waits"
 
 
 def test_read_without_lease_waits_for_an_empty_append(p: Partition) -> None:
     p.wait(0.6)
-    first, second = p.submit(get(b"a"), get(b"b"))
+    first, second = p.submit(Get(b"a"), Get(b"b"))
     assert p.result(first) == "waits"
     assert p.sent_kinds() == [EntryKind.EMPTY]
-    p.submit(get(b"a"))
+    p.submit(Get(b"a"))
     p.acknowledge()
     assert value(p.result(first)) == b"1"
     assert p.result(second) is None
@@ -119,11 +119,11 @@ def test_read_without_lease_waits_for_an_empty_append(p: Partition) -> None:
 
 # docs/protocol.md P18
 def test_lease_is_checked_for_each_read(p: Partition) -> None:
-    assert value(p.result(p.submit(get(b"a"))[0])) == b"1"
+    assert value(p.result(p.submit(Get(b"a"))[0])) == b"1"
     p.wait(0.499)
-    assert value(p.result(p.submit(get(b"a"))[0])) == b"1"
+    assert value(p.result(p.submit(Get(b"a"))[0])) == b"1"
     p.wait(0.002)
-    assert p.result(p.submit(get(b"a"))[0]) == "waits"
+    assert p.result(p.submit(Get(b"a"))[0]) == "waits"
 
 
 # docs/protocol.md P20
@@ -131,7 +131,7 @@ def test_reads_without_writes_renew_the_lease_in_time(p: Partition) -> None:
     renewals = 0
     for _ in range(100):
         p.wait(0.02)
-        (token,) = p.submit(get(b"a"))
+        (token,) = p.submit(Get(b"a"))
         assert value(p.result(token)) == b"1"
         renewals += len(p.sent_kinds())
         p.acknowledge(len(p.log.under_way))
@@ -145,24 +145,24 @@ def test_lease_is_not_renewed_without_reads(p: Partition) -> None:
 
 def test_every_read_appends_when_leases_are_off() -> None:
     p = Partition(PartitionConfig(lease_ms=0, expiry_sweep_s=0)).start()
-    (token,) = p.submit(get(b"a"))
+    (token,) = p.submit(Get(b"a"))
     assert p.sent_kinds() == [EntryKind.EMPTY]
     p.acknowledge()
     assert p.result(token) is None
-    (token,) = p.submit(get(b"a"))
+    (token,) = p.submit(Get(b"a"))
     assert p.result(token) == "waits"
 
 
 def test_reads_see_only_acknowledged_entries(p: Partition) -> None:
-    p.submit(put(b"a", b"2"))
-    assert value(p.result(p.submit(get(b"a"))[0])) == b"1"
+    p.submit(Put(b"a", b"2"))
+    assert value(p.result(p.submit(Get(b"a"))[0])) == b"1"
     p.acknowledge()
-    assert value(p.result(p.submit(get(b"a"))[0])) == b"2"
+    assert value(p.result(p.submit(Get(b"a"))[0])) == b"2"
 
 
 def test_waiting_read_sees_everything_acknowledged_before_its_answer(p: Partition) -> None:
     p.wait(0.6)
-    write, read = p.submit(put(b"a", b"2"), get(b"a"))
+    write, read = p.submit(Put(b"a", b"2"), Get(b"a"))
     p.acknowledge()
     assert p.result(write) == 2
     assert value(p.result(read)) == b"2"
@@ -170,14 +170,14 @@ def test_waiting_read_sees_everything_acknowledged_before_its_answer(p: Partitio
 
 def test_read_is_refused_after_waiting_too_long(p: Partition) -> None:
     p.wait(0.6)
-    lease, strict = p.submit(get(b"a"), get(b"a", STRICT))
+    lease, strict = p.submit(Get(b"a"), Get(b"a", STRICT))
     p.wait(7)
     assert isinstance(p.result(lease), Unavailable)
     assert isinstance(p.result(strict), Unavailable)
 
 
 def test_reads_are_refused_when_the_leader_stops(p: Partition) -> None:
-    (strict,) = p.submit(get(b"a", STRICT))
+    (strict,) = p.submit(Get(b"a", STRICT))
     p.leader.stop(NotLeader("p1"))
     assert isinstance(p.result(strict), NotLeader)
 
@@ -186,8 +186,8 @@ def test_reads_are_refused_when_the_leader_stops(p: Partition) -> None:
 
 
 def test_strict_read_waits_for_an_append_sent_after_it(p: Partition) -> None:
-    p.submit(put(b"a", b"2"))
-    (token,) = p.submit(get(b"a", STRICT))
+    p.submit(Put(b"a", b"2"))
+    (token,) = p.submit(Get(b"a", STRICT))
     assert p.sent_kinds() == [EntryKind.EMPTY]
     p.acknowledge()
     assert p.result(token) == "waits", "the put was sent before the read arrived"
@@ -196,11 +196,11 @@ def test_strict_read_waits_for_an_append_sent_after_it(p: Partition) -> None:
 
 
 def test_strict_reads_of_one_turn_share_an_append(p: Partition) -> None:
-    reads = p.submit(get(b"a", STRICT), get(b"b", STRICT))
+    reads = p.submit(Get(b"a", STRICT), Get(b"b", STRICT))
     assert len(p.under_way()) == 1
     p.acknowledge()
     assert [value(p.result(token)) for token in reads] == [b"1", None]
-    _, read = p.submit(put(b"b", b"2"), get(b"b", STRICT))
+    _, read = p.submit(Put(b"b", b"2"), Get(b"b", STRICT))
     assert [entry.keys for entry in p.under_way()] == [[b"b"]]
     p.acknowledge()
     assert value(p.result(read)) == b"2"
@@ -208,22 +208,22 @@ def test_strict_reads_of_one_turn_share_an_append(p: Partition) -> None:
 
 # docs/protocol.md P19
 def test_proof_is_never_used_for_a_later_read(p: Partition) -> None:
-    (first,) = p.submit(get(b"a", STRICT))
-    (second,) = p.submit(get(b"a", STRICT))
+    (first,) = p.submit(Get(b"a", STRICT))
+    (second,) = p.submit(Get(b"a", STRICT))
     assert len(p.under_way()) == 2
     p.acknowledge()
     assert value(p.result(first)) == b"1"
     assert p.result(second) == "waits"
     p.acknowledge()
-    (third,) = p.submit(get(b"a", STRICT))
+    (third,) = p.submit(Get(b"a", STRICT))
     assert value(p.result(second)) == b"1"
     assert p.result(third) == "waits"
 
 
 def test_strict_reads_wait_for_a_slot_when_all_are_taken(p: Partition) -> None:
     for number in range(4):
-        p.submit(put(b"k%d" % number, b"v"))
-    (token,) = p.submit(get(b"k3", STRICT))
+        p.submit(Put(b"k%d" % number, b"v"))
+    (token,) = p.submit(Get(b"k3", STRICT))
     p.acknowledge()
     assert p.sent_kinds() == [EntryKind.EMPTY]
     p.acknowledge(3)
@@ -236,23 +236,23 @@ def test_strict_reads_wait_for_a_slot_when_all_are_taken(p: Partition) -> None:
 
 
 # docs/protocol.md P22
-@pytest.mark.parametrize("op", [get(b"a", seq=2), meta(b"a", seq=2), scan(b"", b"", 9, seq=2), get(b"a", SESSION, 2)])
+@pytest.mark.parametrize("op", [Get(b"a", seq=2), Meta(b"a", seq=2), Scan(b"", b"", 9, seq=2), Get(b"a", SESSION, 2)])
 def test_leader_behind_the_requests_sequence_refuses(p: Partition, op: Any) -> None:
     assert isinstance(p.do(op), NotCaughtUp)
-    p.do(put(b"b", b"1"))
+    p.do(Put(b"b", b"1"))
     assert not isinstance(p.do(op), NotCaughtUp)
 
 
 def test_stale_reads_need_no_lease(p: Partition) -> None:
     p.wait(1)
-    assert value(p.result(p.submit(get(b"a", STALE))[0])) == b"1"
+    assert value(p.result(p.submit(Get(b"a", STALE))[0])) == b"1"
     assert p.under_way() == []
 
 
 def test_session_reads_of_a_leader_need_a_lease(p: Partition) -> None:
-    """A deposed leader may stand before a range went away and came back."""
+    """A deposed leader may have a state from before a range went away and came back."""
     p.wait(1)
-    (token,) = p.submit(get(b"a", SESSION, 1))
+    (token,) = p.submit(Get(b"a", SESSION, 1))
     assert p.result(token) == "waits"
     p.acknowledge()
     assert value(p.result(token)) == b"1"
@@ -260,7 +260,7 @@ def test_session_reads_of_a_leader_need_a_lease(p: Partition) -> None:
 
 def test_every_kind_of_read_waits_for_the_lease(p: Partition) -> None:
     p.wait(1)
-    tokens = p.submit(get(b"a"), meta(b"a"), scan(b"", b"", 9), (11, 0, 9, 0), count())
+    tokens = p.submit(Get(b"a"), Meta(b"a"), Scan(b"", b"", 9), ScanTokens(0, 9), Count())
     assert {p.result(token) for token in tokens} == {"waits"}
     p.acknowledge()
     assert [p.result(token) for token in tokens][1:2] == [(1, 1, 1, p.state.get(b"a").written_ms, 0)]
@@ -270,10 +270,10 @@ def test_every_kind_of_read_waits_for_the_lease(p: Partition) -> None:
 
 @pytest.mark.parametrize(
     "op",
-    [(1, "a", 0, 0), (1, b"a"), (1, b"a", 0, None), (1, b"a", None, 0), (10, "a", b"", 1, 0, 0, 0), (11, "t", 1, 0)],
+    [Get("a"), Get(b"a", 0, None), Get(b"a", None, 0), Scan("a", b"", 1), ScanTokens("t", 1)],
 )
 def test_malformed_read_is_refused_alone(p: Partition, op: Any) -> None:
-    good, bad, also_good = p.submit(get(b"a"), op, get(b"a"))
+    good, bad, also_good = p.submit(Get(b"a"), op, Get(b"a"))
     assert isinstance(p.result(bad), InvalidRequest)
     assert value(p.result(good)) == value(p.result(also_good)) == b"1"
     assert not p.loop.errors
@@ -283,7 +283,7 @@ def test_malformed_read_is_refused_alone(p: Partition, op: Any) -> None:
 
 
 def test_large_values_are_read_over_many_turns(p: Partition) -> None:
-    p.do(put(b"fat", bytes(1 << 20)))
+    p.do(Put(b"fat", bytes(1 << 20)))
     most = unsent = 0
 
     def note(token: int, result: Any) -> None:
@@ -296,9 +296,9 @@ def test_large_values_are_read_over_many_turns(p: Partition) -> None:
         unsent = 0
 
     p.caller.on_complete, p.caller.flush = note, flush  # type: ignore[method-assign]
-    p.submit(*[get(b"fat")] * AT_ONCE)
+    p.submit(*[Get(b"fat")] * AT_ONCE)
     most = 0
-    tokens = p.submit(*[get(b"fat")] * 100)
+    tokens = p.submit(*[Get(b"fat")] * 100)
     p.settle()
     assert all(value(p.result(token)) == bytes(1 << 20) for token in tokens)
     assert most <= 2 * TURN_BYTES
@@ -312,7 +312,7 @@ def test_small_values_are_read_in_one_turn(p: Partition) -> None:
         flushes += 1
 
     p.caller.flush = flush  # type: ignore[method-assign]
-    tokens = p.submit(*[get(b"a")] * 3 * AT_ONCE)
+    tokens = p.submit(*[Get(b"a")] * 3 * AT_ONCE)
     assert [value(p.result(token)) for token in tokens] == [b"1"] * 3 * AT_ONCE
     assert flushes == 1
 
@@ -336,9 +336,9 @@ def scans_begun(p: Partition, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_turn_begins_few_scans(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
-    p.do(put(b"b", b"2"))
+    p.do(Put(b"b", b"2"))
     begun = scans_begun(p, monkeypatch)
-    tokens = p.submit(*[scan(b"", b"", 10)] * 5 * STEPPING_MAX)
+    tokens = p.submit(*[Scan(b"", b"", 10)] * 5 * STEPPING_MAX)
     p.settle()
     assert all([key for key, _ in p.result(token)[0]] == [b"a", b"b"] for token in tokens)
     assert max(begun) <= STEPPING_MAX
@@ -347,7 +347,7 @@ def test_turn_begins_few_scans(p: Partition, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_waiting_scans_are_refused_when_the_leader_stops(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LeaderReads, "_begin", lambda self: None)
-    tokens = p.submit(*[scan(b"", b"", 10)] * 3)
+    tokens = p.submit(*[Scan(b"", b"", 10)] * 3)
     assert [p.result(token) for token in tokens] == ["waits"] * 3
     p.leader.stop(NotLeader("p1"))
     p.settle()
@@ -358,7 +358,7 @@ def test_waiting_scans_are_refused_when_the_leader_stops(p: Partition, monkeypat
 def test_multi_turn_reads_end_when_the_leader_stops(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each read has an iterator of an engine that may be closed next."""
     monkeypatch.setattr(range_reads, "ROWS_PER_STEP", 1)
-    p.do(put(b"b", b"2"))
+    p.do(Put(b"b", b"2"))
     iterate, given_back = p.state.engine.iterate, []
 
     def watched(begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -370,7 +370,7 @@ def test_multi_turn_reads_end_when_the_leader_stops(p: Partition, monkeypatch: p
     monkeypatch.setattr(p.state.engine, "iterate", watched)
     go_on, steps = LeaderReads._step, []
     monkeypatch.setattr(LeaderReads, "_step", lambda *each: steps.append(each))
-    (token,) = p.submit(range_(b"", b"", 0, Flag.COUNT_ONLY))
+    (token,) = p.submit(Range(b"", b"", 0, Flag.COUNT_ONLY))
     p.settle()
     ((reads, generator),) = steps
     next(generator)

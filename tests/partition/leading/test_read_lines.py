@@ -15,7 +15,7 @@ from kvstore.partition.leading import leader_reads
 from kvstore.partition.leading.leader_reads import AT_ONCE, STEPPING_MAX, TURN_BYTES
 from kvstore.partition.leading.read_lines import DROPPED_MAX, Read, ReadLines
 from kvstore.partition.leading.traced import TracedSink
-from kvstore.partition.state.commands import Code, Flag, Level, Record, Sink, get, put
+from kvstore.partition.state.commands import Batch, Count, Flag, Get, Level, Put, Range, Record, Sink
 from kvstore.server.grpc.batch_budget import BatchBudget
 from kvstore.server.redis.pipeline.reply_queue import Gather
 from kvstore.server.redis.plans import Several
@@ -36,7 +36,7 @@ def lines_of(*counts: int) -> tuple[ReadLines, list[Read]]:
     lines, reads = ReadLines(), []
     for count in counts:
         caller = Caller()
-        reads += [(get(b"k"), caller, token) for token in range(count)]
+        reads += [(Get(b"k"), caller, token) for token in range(count)]
     lines.add(reads)
     return lines, reads
 
@@ -71,7 +71,7 @@ def test_line_keeps_the_order_of_its_reads() -> None:
         while number < 60 or lines.count:
             some = []
             for _ in range(random.randint(0, 9) if number < 60 else 0):
-                some.append((get(b"k"), random.choice(callers), number))
+                some.append((Get(b"k"), random.choice(callers), number))
                 number += 1
             lines.add(some)
             taken = lines.take(random.randint(1, 8))
@@ -87,10 +87,10 @@ def test_wrapped_sink_has_the_callers_line() -> None:
     caller = Caller()
     assert TracedSink(caller, cast(Any, None)).line is caller
     assert Redirected(caller, 0.0).line is caller
-    batch = (Code.BATCH, b"{t}a", [get(b"{t}a"), get(b"{t}b")], None)
+    batch = Batch(b"{t}a", (Get(b"{t}a"), Get(b"{t}b")))
     assert BatchBudget().sink(batch, caller).line is caller
     connection = SimpleNamespace(line=object(), is_gone=True)
-    gather = Gather(cast(Any, connection), 0, Several([get(b"a")], lambda found: b""))
+    gather = Gather(cast(Any, connection), 0, Several([Get(b"a")], lambda found: b""))
     assert gather.line is connection.line
 
 
@@ -98,11 +98,11 @@ def test_wrapped_sink_has_the_callers_line() -> None:
 def test_wrapped_sink_reports_that_the_caller_is_gone(is_gone: bool) -> None:
     caller = Leaving()
     caller.left = is_gone
-    batch = (Code.BATCH, b"{t}a", [get(b"{t}a"), get(b"{t}b")], None)
+    batch = Batch(b"{t}a", (Get(b"{t}a"), Get(b"{t}b")))
     between = [TracedSink(caller, cast(Any, None)), Redirected(caller, 0.0), BatchBudget().sink(batch, caller)]
     assert [each.is_gone for each in between] == [is_gone] * len(between)
     connection = SimpleNamespace(line=object(), is_gone=is_gone)
-    assert Gather(cast(Any, connection), 0, Several([get(b"a")], lambda found: b"")).is_gone is is_gone
+    assert Gather(cast(Any, connection), 0, Several([Get(b"a")], lambda found: b"")).is_gone is is_gone
 
 
 class Leaving(Caller):
@@ -117,13 +117,13 @@ class Leaving(Caller):
 
 def test_reads_of_absent_callers_are_dropped(p: Partition) -> None:
     """Clients that requested very much and are gone do not delay the leader."""
-    p.do(put(b"fat", bytes(FAT)), put(b"small", b"v"))
+    p.do(Put(b"fat", bytes(FAT)), Put(b"small", b"v"))
     gone = [Leaving() for _ in range(4)]
     p.caller.results.clear()
     for each in gone:
         for token in range(GREEDY):
-            p.loop.call_soon(p.leader.submit, (get(b"fat"),), each, (token,))
-    p.loop.call_soon(p.leader.submit, (put(b"small", b"w"),), gone[0], (GREEDY,))
+            p.loop.call_soon(p.leader.submit, (Get(b"fat"),), each, (token,))
+    p.loop.call_soon(p.leader.submit, (Put(b"small", b"w"),), gone[0], (GREEDY,))
 
     def leave() -> None:
         for each in gone:
@@ -139,17 +139,17 @@ def test_reads_of_absent_callers_are_dropped(p: Partition) -> None:
     read = sum(1 for each in gone for result in each.results.values() if isinstance(result, Record))
     assert read <= 2 * AT_ONCE
     assert isinstance(gone[0].results[GREEDY], int), "a submitted write continues"
-    assert p.do(get(b"small")).value == b"w"
+    assert p.do(Get(b"small")).value == b"w"
 
 
 def test_scans_of_absent_callers_are_dropped_or_ended(p: Partition) -> None:
-    p.do(*(put(b"fat%d" % number, bytes(FAT)) for number in range(20)))
+    p.do(*(Put(b"fat%d" % number, bytes(FAT)) for number in range(20)))
     caller, other = Leaving(), Caller()
     scans = 3 * STEPPING_MAX
     caller.on_complete = lambda token, result: setattr(caller, "left", True)
     for token in range(scans):
-        p.loop.call_soon(p.leader.submit, ((Code.RANGE, b"", b"", 20, int(Flag.COUNT_ONLY), 0, 0),), caller, (token,))
-    p.loop.call_soon(p.leader.submit, ((Code.COUNT, b"", 0),), other, (0,))
+        p.loop.call_soon(p.leader.submit, (Range(b"", b"", 20, int(Flag.COUNT_ONLY), 0, 0),), caller, (token,))
+    p.loop.call_soon(p.leader.submit, (Count(level=0),), other, (0,))
     p.settle()
     while p.leader.reads:
         p.settle()
@@ -162,24 +162,24 @@ def test_drops_per_turn_are_bounded() -> None:
     lines, gone, other = ReadLines(), [Leaving() for _ in range(3)], Caller()
     for each in gone:
         each.left = True
-        lines.add((get(b"k"), each, token) for token in range(DROPPED_MAX))
-    lines.add([(get(b"k"), other, 0)])
+        lines.add((Get(b"k"), each, token) for token in range(DROPPED_MAX))
+    lines.add([(Get(b"k"), other, 0)])
     dropped = []
     for _ in gone:
         assert lines.take(1) == []
         dropped.append(len(lines.dropped))
     assert dropped == [DROPPED_MAX] * 3
-    assert (lines.take(1), lines.dropped, lines.count) == ([(get(b"k"), other, 0)], [], 0)
+    assert (lines.take(1), lines.dropped, lines.count) == ([(Get(b"k"), other, 0)], [], 0)
 
 
 def test_client_with_many_large_reads_delays_only_itself(p: Partition) -> None:
-    p.do(put(b"fat", bytes(FAT)), put(b"small", b"v"))
+    p.do(Put(b"fat", bytes(FAT)), Put(b"small", b"v"))
     other, first = Caller(), []
     other.on_complete = lambda token, result: first.append(len(p.caller.results))
     p.caller.results.clear()
     for token in range(GREEDY):
-        p.loop.call_soon(p.leader.submit, (get(b"fat"),), p.caller, (p.tokens + token,))
-    p.loop.call_soon(p.leader.submit, (get(b"small"),), other, (0,))
+        p.loop.call_soon(p.leader.submit, (Get(b"fat"),), p.caller, (p.tokens + token,))
+    p.loop.call_soon(p.leader.submit, (Get(b"small"),), other, (0,))
     p.settle()
     while p.leader.reads:
         p.settle()
@@ -189,11 +189,11 @@ def test_client_with_many_large_reads_delays_only_itself(p: Partition) -> None:
 
 
 def test_reads_in_lines_are_refused_when_the_lead_ends(p: Partition) -> None:
-    p.do(put(b"fat", bytes(FAT)))
+    p.do(Put(b"fat", bytes(FAT)))
     p.caller.results.clear()
     p.caller.on_complete = lambda token, result: token or p.log.tell_lost(Unavailable("lost"))
     for token in range(GREEDY):
-        p.loop.call_soon(p.leader.submit, (get(b"fat"),), p.caller, (token,))
+        p.loop.call_soon(p.leader.submit, (Get(b"fat"),), p.caller, (token,))
     p.settle()
     refused = [each for each in p.caller.results.values() if isinstance(each, NotLeader)]
     assert len(p.caller.results) == GREEDY
@@ -206,10 +206,10 @@ def test_reads_waiting_for_proofs_keep_their_order() -> None:
     """A read whose proof has come but that found no place in a turn is answered before later reads, and needs no other
     proof."""
     p = Partition(PartitionConfig(expiry_sweep_s=0, lease_ms=0)).start()
-    p.do(put(b"fat", bytes(FAT)), put(b"k", b"old"))
-    *_, first = p.submit(*[get(b"fat")] * (AT_ONCE + 1), get(b"k"))
-    (second,) = p.submit(get(b"k"))
-    p.submit(put(b"k", b"new"))
+    p.do(Put(b"fat", bytes(FAT)), Put(b"k", b"old"))
+    *_, first = p.submit(*[Get(b"fat")] * (AT_ONCE + 1), Get(b"k"))
+    (second,) = p.submit(Get(b"k"))
+    p.submit(Put(b"k", b"new"))
     assert len(p.log.under_way) == 3, "one proof for each, and the write"
     seen: list[Any] = []
     p.caller.on_complete = lambda token, result: seen.append((token, result))
@@ -223,9 +223,9 @@ def test_reads_waiting_for_proofs_keep_their_order() -> None:
 
 def test_proved_read_waits_behind_earlier_proved_reads() -> None:
     lines, caller, other = ReadLines(), Caller(), Caller()
-    lines.add([(get(b"k"), caller, 8), (get(b"k"), other, 9)])
-    lines.add_proved([(get(b"k"), caller, 1)])
-    lines.add_proved([(get(b"k"), caller, 2), (get(b"k"), caller, 3), (get(b"k"), other, 4)])
+    lines.add([(Get(b"k"), caller, 8), (Get(b"k"), other, 9)])
+    lines.add_proved([(Get(b"k"), caller, 1)])
+    lines.add_proved([(Get(b"k"), caller, 2), (Get(b"k"), caller, 3), (Get(b"k"), other, 4)])
     taken = lines.take(1)
     lines.put_back(taken)
     assert lines.count == 6
@@ -236,16 +236,16 @@ def test_proved_read_waits_behind_earlier_proved_reads() -> None:
 
 
 def test_read_that_waited_for_a_delete_comes_first(p: Partition) -> None:
-    p.do(put(b"fat", bytes(FAT)), put(b"k", b"old", p.date_ms() + 10))
+    p.do(Put(b"fat", bytes(FAT)), Put(b"k", b"old", p.date_ms() + 10))
     p.wait(0.02)
-    (first,) = p.submit(get(b"k"))
+    (first,) = p.submit(Get(b"k"))
     assert (p.result(first), len(p.log.under_way)) == ("waits", 1)
     answered: list[int] = []
     p.caller.on_complete = lambda token, result: answered.append(token)
     late = [p.tokens + each for each in range(4 * AT_ONCE + 1)]
     for token in late[:-1]:
-        p.loop.call_soon(p.leader.submit, (get(b"fat"),), p.caller, (token,))
-    p.loop.call_soon(p.leader.submit, (get(b"k"),), p.caller, (late[-1],))
+        p.loop.call_soon(p.leader.submit, (Get(b"fat"),), p.caller, (token,))
+    p.loop.call_soon(p.leader.submit, (Get(b"k"),), p.caller, (late[-1],))
     p.loop.call_soon(p.loop.call_soon, p.log.acknowledge, len(p.log.under_way))
     p.settle()
     while p.leader.reads or p.log.under_way:
@@ -273,7 +273,7 @@ def test_reads_of_a_line_never_return_older_values(seed: int, monkeypatch: pytes
                 written[step] = key
                 expires_ms = random.choice([0, 0, p.date_ms() + 300])
                 p.loop.call_soon(
-                    p.leader.submit, (put(key, bytes(random.choice([1, 400, 900])), expires_ms),), writer, (step,)
+                    p.leader.submit, (Put(key, bytes(random.choice([1, 400, 900])), expires_ms),), writer, (step,)
                 )
             case 2:
                 p.log.acknowledge(random.randint(0, len(p.log.under_way)))
@@ -285,7 +285,7 @@ def test_reads_of_a_line_never_return_older_values(seed: int, monkeypatch: pytes
                 level = random.choice([Level.LINEARIZABLE, Level.LINEARIZABLE, Level.STRICT])
                 for each in random.choices(callers, k=random.randint(1, 12)):
                     asked.append((each, len(asked), key, level, known[key]))
-                    p.loop.call_soon(p.leader.submit, (get(key, level),), each, (len(asked) - 1,))
+                    p.loop.call_soon(p.leader.submit, (Get(key, level),), each, (len(asked) - 1,))
     p.settle()
     while p.log.under_way or p.leader.reads:
         p.log.acknowledge(len(p.log.under_way))

@@ -17,7 +17,7 @@ from kvstore.partition.moves.catch_up import STEADY_READS, SourceFollower
 from kvstore.partition.moves.import_driver import ImportDriver, MoveProgress
 from kvstore.partition.moves.import_steps import ImportStep
 from kvstore.partition.state import move_records
-from kvstore.partition.state.commands import Flag, RequestId, delete, put
+from kvstore.partition.state.commands import Delete, Flag, Put, RequestId
 from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.entry import EntryKind, control
 from kvstore.partition.state.move_records import ImportRows, LogVersion
@@ -96,13 +96,28 @@ def test_new_leader_keeps_rows_and_restarts_request_ids(left_at: bytes, again_at
     assert copying.asked == [(PIN, again_at)]
 
 
+def test_throttled_copy_does_not_spin_when_it_wakes_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    copying, waits = Copying(), list[float]()
+    means: Any = copying._m
+    means.rings.ring, means.copied_until = SimpleNamespace(pace=Pace(bytes_per_s=1000), moves={MOVE.id: MOVE}), 0.0
+
+    async def sleep(delay_s: float) -> None:
+        waits.append(delay_s)
+        copying.now += delay_s - 1e-12
+        assert len(waits) < 10
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    asyncio.run(copying._hold_back(100))
+    assert [round(each, 4) for each in waits] == [0.1, 0.0001]
+
+
 def test_acknowledgement_is_only_in_the_clients_latest_row() -> None:
     """So a page of an older state after one of a newer state could lack both the result and the acknowledgement."""
     part = Partition(PartitionConfig(expiry_sweep_s=0)).start()
     client = b"c" * 16
-    part.do(put(b"k", b"1", request=RequestId(client, 5, 5, TIME_MS)))
+    part.do(Put(b"k", b"1", request=RequestId(client, 5, 5, TIME_MS)))
     before = dict(part.engine.iterate(*ALL_RETRY))
-    part.do(put(b"other", b"1", request=RequestId(client, 9, 6, TIME_MS)))
+    part.do(Put(b"other", b"1", request=RequestId(client, 9, 6, TIME_MS)))
     after = dict(part.engine.iterate(*ALL_RETRY))
     assert not before.keys() & after.keys()
     assert min(after) > max(before)
@@ -116,7 +131,7 @@ def test_page_of_request_ids_bounds_large_results(is_in_range: bool, monkeypatch
     part = Partition(PartitionConfig(expiry_sweep_s=0)).start()
     for number in range(8):
         request = RequestId(bytes((number,)) * 16, 1, 1, TIME_MS)
-        part.do(put(b"k", bytes(400_000)), delete(b"k", flags=Flag.RETURN_OLD, request=request))
+        part.do(Put(b"k", bytes(400_000)), Delete(b"k", flags=Flag.RETURN_OLD, request=request))
     iterate, read = part.engine.iterate, list[int]()
 
     def counted(begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:

@@ -21,7 +21,7 @@ from kvstore.partition.moves import source
 from kvstore.partition.moves.counting import COPIES_MAX
 from kvstore.partition.moves.source import MoveRequest, ReleaseVerdict, Source
 from kvstore.partition.partition import Partition as Stopping
-from kvstore.partition.state.commands import put
+from kvstore.partition.state.commands import Put
 from kvstore.partition.state.digest import ROWS_PER_STEP, RangeDigest
 from kvstore.partition.state.engine_rocks import RocksEngine
 from kvstore.partition.state.move_records import (
@@ -108,7 +108,7 @@ def verdict(answer: asyncio.Task[bytes]) -> ReleaseVerdict:
 def test_lapsing_freeze_ends_once_when_its_release_arrives() -> None:
     moving = Moving().start()
     part = moving.partition
-    part.do(put(b"a", b"1"))
+    part.do(Put(b"a", b"1"))
     answers: list[asyncio.Task[bytes]] = []
     # In the turn in which the time is up, the request is read from its connection.
     part.loop.call_later(FREEZE_S, lambda: answers.append(moving.release(MoveRequest(1, P2, SPAN), freeze)))
@@ -183,8 +183,8 @@ def test_freeze_lapses_when_a_leader_fails_to_release_the_lead() -> None:
 
 
 def test_pin_comes_from_a_proved_leader() -> None:
-    """A follower may stand before the range went away and came back: it owns the range there, and lacks the writes of
-    others."""
+    """A follower may have a state from before the range went away and came back: it owns the range there, and lacks the
+    writes of others."""
     moving = Moving().start()
     part = moving.partition
     asked = moving.ask(source.PIN, MoveRequest(1, P2, SPAN))
@@ -254,7 +254,7 @@ def test_writes_waiting_for_a_frozen_range_are_refused_in_time() -> None:
         part.settle()
         part.acknowledge()
     key = next(key for number in range(100) if SPAN.holds(token_of(key := b"%d" % number)))
-    (waiting,) = part.submit(put(key, b"1"))
+    (waiting,) = part.submit(Put(key, b"1"))
     for _ in range(10):
         part.loop.create_task(part.leader.append_record(ImportRows(1, [], [], b"", NOWHERE)))
         part.settle()
@@ -274,7 +274,7 @@ def test_unfrozen_writes_that_cannot_be_sent_are_refused_in_time() -> None:
     part.loop.create_task(part.leader.append_record(Freeze(1, P2, SPAN)))
     part.settle()
     part.acknowledge()
-    (waiting,) = part.submit(put(key, b"1"))
+    (waiting,) = part.submit(Put(key, b"1"))
     part.wait(0.8)
     part.loop.create_task(part.leader.append_record(Unfreeze(1)))
     for _ in range(part.config.entries_in_flight_max):
@@ -293,7 +293,7 @@ def test_unfrozen_writes_that_cannot_be_sent_are_refused_in_time() -> None:
 def moving() -> Moving:
     moving = Moving().start()
     keys = [key for number in range(40) if SPAN.holds(token_of(key := b"%d" % number))]
-    moving.partition.do(*(put(key, b"1") for key in keys))
+    moving.partition.do(*(Put(key, b"1") for key in keys))
     return moving
 
 
@@ -321,7 +321,7 @@ def test_wrong_count_is_corrected_and_the_range_moves(moving: Moving) -> None:
     first = ask_release(moving, records=records, hash_of_rows=hash_of_rows)
     assert (first.released, first.differs) == (None, False), "it takes writes again, and recounts"
     assert moving.partition.state.ownership.frozen == ()
-    moving.partition.do(put(b"0", b"2"), put(b"1", b"2"))
+    moving.partition.do(Put(b"0", b"2"), Put(b"1", b"2"))
     records, hash_of_rows = counted(moving)
     assert ask_release(moving, records=records, hash_of_rows=hash_of_rows).released is not None
     assert (moving.source.counts.corrected, moving.source.counts.copies_wrong) == (1, 0)

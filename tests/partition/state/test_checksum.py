@@ -10,12 +10,13 @@ from crc32c import crc32c
 from kvstore.partition.state import rows
 from kvstore.partition.state.checksum import ENCODING, Doubt, decode_checks, encode_checks
 from kvstore.partition.state.engine_memory import MemoryEngine
-from kvstore.partition.state.entry import DELETE, KIND, NOTE, Entry, decode
+from kvstore.partition.state.entry import DELETE, KIND, NOTE, OF_TRANSACTIONS, Entry, decode
 from kvstore.proto import entry_pb2
 from kvstore.ring.hashing import token_of
 from kvstore.types import Seq
 from kvstore.wal.ports import LogEntry
 from tests.partition.effects import Writer, state_over
+from tests.partition.transaction_log import TransactionLog
 
 
 def form(version: int, written_ms: int, created: int, expires_ms: int, value: bytes) -> bytes:
@@ -30,7 +31,9 @@ def folded(crc: int, entry: Entry) -> int:
     keys, forms = b"", b""
     for kind, seq, key, value, created, expires_ms, _ in entry.mutations():
         keys += b"d" + pack(">I", token_of(key)) + key
-        if kind not in (DELETE, NOTE):
+        if kind in OF_TRANSACTIONS:
+            forms += value
+        elif kind not in (DELETE, NOTE):
             forms += form(seq, entry.time_ms, created, expires_ms, value)
     return crc32c(forms, crc32c(keys, crc))
 
@@ -43,6 +46,17 @@ def test_checksum_covers_the_values_in_the_log(seed: int) -> None:
         entry = decode(logged.payload)
         state.apply(logged)
         crc = folded(crc, entry) if entry.keys and entry.kinds[0] & KIND < 16 else crc
+        assert state.crc == crc
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_checksum_covers_the_contents_of_transactions(seed: int) -> None:
+    log, state, crc = TransactionLog(seed), state_over(MemoryEngine()), 0
+    for _ in range(60):
+        log.any()
+    for logged in log.log:
+        state.apply(logged)
+        crc = folded(crc, decode(logged.payload))
         assert state.crc == crc
 
 

@@ -25,7 +25,7 @@ DRIVERS: dict[str, Callable[[Path], Engine]] = {
 }
 
 
-@pytest.fixture(params=DRIVERS.values(), ids=DRIVERS.keys())
+@pytest.fixture(params=list(DRIVERS.values()), ids=list(DRIVERS))
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
     made: Engine = request.param(tmp_path)
     yield made

@@ -9,7 +9,7 @@ from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading import expired_reads, queries
 from kvstore.partition.state import commands
-from kvstore.partition.state.commands import Flag, Op, RequestId, append, batch, delete_range, expire, get, put
+from kvstore.partition.state.commands import Append, Batch, DeleteRange, Expire, Flag, Get, Op, Put, RequestId
 from kvstore.proto.bookkeeper import PACKET_MAX
 from kvstore.proto.digest import HEADER
 from tests.partition.one_partition import TIME_MS, Partition
@@ -26,7 +26,7 @@ def p() -> Partition:
 def fill(p: Partition, count: int) -> list[bytes]:
     keys = [b"k%d" % number for number in range(count)]
     for key in keys:
-        p.do(put(key, LARGE[:-10]))
+        p.do(Put(key, LARGE[:-10]))
     return keys
 
 
@@ -41,10 +41,10 @@ def ask(number: int) -> RequestId:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda key, number: expire(key, 60_000, Flag.RELATIVE_TTL),
-        lambda key, number: append(key, b"!"),
-        lambda key, number: put(key, b"small", flags=Flag.RETURN_OLD, request=ask(number)),
-        lambda key, number: batch(key, (append(key, b"!"), get(key))),
+        lambda key, number: Expire(key, 60_000, Flag.RELATIVE_TTL),
+        lambda key, number: Append(key, b"!"),
+        lambda key, number: Put(key, b"small", flags=Flag.RETURN_OLD, request=ask(number)),
+        lambda key, number: Batch(key, (Append(key, b"!"), Get(key))),
     ],
     ids=["expire", "append", "return old", "batch"],
 )
@@ -57,8 +57,8 @@ def test_small_operations_on_large_values_take_several_entries(p: Partition, cha
 
 def test_operations_that_do_not_fit_go_into_the_next_entry_in_order(p: Partition) -> None:
     keys = fill(p, 8)
-    ops: list[Op] = [append(key, b"%d" % number) for number in range(5) for key in keys]
-    p.do(*ops, *(append(keys[0], b"a") for _ in range(4)), put(b"last", b"v"))
+    ops: list[Op] = [Append(key, b"%d" % number) for number in range(5) for key in keys]
+    p.do(*ops, *(Append(keys[0], b"a") for _ in range(4)), Put(b"last", b"v"))
     assert p.state.get(keys[0]).value.endswith(b"01234aaaa")  # type: ignore[union-attr]
     assert all(p.state.get(key).value.endswith(b"01234") for key in keys[1:])  # type: ignore[union-attr]
     assert p.leader.statistics()["queued_bytes"] == 0
@@ -68,33 +68,33 @@ def test_operations_that_do_not_fit_go_into_the_next_entry_in_order(p: Partition
 def test_batch_with_too_many_effects_is_refused_as_a_whole(p: Partition, flags: int) -> None:
     keys = fill(p, 8)
     before = p.state.seq
-    refused = p.do(batch(keys[0], tuple(append(key, b"!") for key in keys), flags))
+    refused = p.do(Batch(keys[0], tuple(Append(key, b"!") for key in keys), flags))
     assert isinstance(refused, InvalidRequest)
     assert p.state.seq == before
-    assert p.do(batch(keys[0], (append(keys[0], b"!"), append(keys[1], b"!")), flags))
+    assert p.do(Batch(keys[0], (Append(keys[0], b"!"), Append(keys[1], b"!")), flags))
     assert max(sizes(p)) <= PAYLOAD_MAX
 
 
 def test_remembered_results_of_a_batch_fit_into_an_entry(p: Partition) -> None:
     keys = fill(p, 20)
-    reads = tuple(get(key) for key in keys)
-    assert isinstance(p.do(batch(keys[0], reads[:8], request=ask(1))), InvalidRequest)
-    assert len(p.do(batch(keys[0], reads[:2], request=ask(2)))) == 2
-    assert len(p.do(batch(keys[0], reads[:8]))) == 8
-    assert isinstance(p.do(batch(keys[0], reads)), InvalidRequest), "nor is the answer without bounds"
+    reads = tuple(Get(key) for key in keys)
+    assert isinstance(p.do(Batch(keys[0], reads[:8], request=ask(1))), InvalidRequest)
+    assert len(p.do(Batch(keys[0], reads[:2], request=ask(2)))) == 2
+    assert len(p.do(Batch(keys[0], reads[:8]))) == 8
+    assert isinstance(p.do(Batch(keys[0], reads)), InvalidRequest), "nor is the answer without bounds"
     assert max(sizes(p)) <= PAYLOAD_MAX
 
 
 def test_range_of_long_keys_is_deleted_entry_by_entry(p: Partition) -> None:
     keys = [b"%04d" % number + b"k" * (KEY_BYTES_MAX - 4) for number in range(1500)]
     for begin in range(0, len(keys), 50):
-        p.do(*(put(key, b"") for key in keys[begin : begin + 50]))
-    assert p.do(delete_range(b"0", b""), delete_range(b"0", b"")) == [1500, 0]
+        p.do(*(Put(key, b"") for key in keys[begin : begin + 50]))
+    assert p.do(DeleteRange(b"0", b""), DeleteRange(b"0", b"")) == [1500, 0]
     assert max(sizes(p)) <= PAYLOAD_MAX
 
 
 @pytest.mark.parametrize(
-    ("read", "after"), [(commands.scan_tokens(0, 1000), None), (commands.scan(b"", b"", 1000), None)]
+    ("read", "after"), [(commands.ScanTokens(0, 1000), None), (commands.Scan(b"", b"", 1000), None)]
 )
 def test_read_requests_no_more_deletes_than_fit_into_an_entry(
     p: Partition, monkeypatch: pytest.MonkeyPatch, read: Op, after: object
@@ -102,7 +102,7 @@ def test_read_requests_no_more_deletes_than_fit_into_an_entry(
     """The deletes are in an entry of the current time, so the keys left out are expired at that time too."""
     monkeypatch.setattr(queries, "EXPIRED_MAX", 10)
     monkeypatch.setattr(expired_reads, "EXPIRED_MAX", 10)
-    p.do(*(put(b"k%03d" % number, b"v", 100, Flag.RELATIVE_TTL) for number in range(95)), put(b"z", b"v"))
+    p.do(*(Put(b"k%03d" % number, b"v", 100, Flag.RELATIVE_TTL) for number in range(95)), Put(b"z", b"v"))
     p.wait(0.2)
     items, following = p.do(read)
     assert [key for key, _ in items] == [b"z"]
@@ -120,12 +120,12 @@ def test_range_delete_over_entries_in_flight_takes_several_entries(p: Partition)
 
     def some() -> Op:
         here = [next(keys) for _ in range(255)]
-        return batch(here[0], tuple(put(key, b"") for key in here))
+        return Batch(here[0], tuple(Put(key, b"") for key in here))
 
     p.do(some())
     for _ in range(3):
-        p.submit(*(put(next(keys), b"") for _ in range(62)), some())
-    p.submit(*(put(next(keys), b"") for _ in range(62)), delete_range(b"", b""))
+        p.submit(*(Put(next(keys), b"") for _ in range(62)), some())
+    p.submit(*(Put(next(keys), b"") for _ in range(62)), DeleteRange(b"", b""))
     while p.log.under_way:
         p.acknowledge(len(p.log.under_way))
     assert max(sizes(p)) <= PAYLOAD_MAX

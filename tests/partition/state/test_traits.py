@@ -1,44 +1,39 @@
-"""The table of traits names every operation, and its positions match the constructors."""
+"""The table of traits names every operation."""
 
 import itertools
 
+import msgspec
 import pytest
+from msgspec import structs
 
 from kvstore.errors import InvalidRequest
 from kvstore.partition.state import commands, traits
-from kvstore.partition.state.commands import Code, Flag, Level, Op
+from kvstore.partition.state.commands import Code, Flag
 from kvstore.partition.state.operations import MUTATIONS
+from kvstore.partition.state.scope import bound
+from kvstore.partition.state.tokens import Tokens
 
 
 def test_every_code_has_traits() -> None:
     assert list(traits.TRAITS) == list(Code)
 
 
-def test_levels_and_sequences_match_the_constructors() -> None:
-    level, seq = Level.SESSION, 77
-    reads: list[Op] = [
-        commands.get(b"k", level, seq),
-        commands.meta(b"k", level, seq),
-        commands.scan(b"a", b"z", 5, 0, level, seq),
-        commands.scan_tokens(1, 5, level),
-        commands.count(level),
-        commands.range_(b"a", b"z", 5, 0, level, seq),
-    ]
-    assert {op[0] for op in reads} == traits.READS
-    assert [op[traits.LEVEL_AT[op[0]]] for op in reads] == [level] * len(reads)
-    assert [op[traits.SEQ_AT[op[0]]] for op in reads if op[0] in traits.SEQ_AT] == [seq] * 4
+def test_every_code_has_a_class() -> None:
+    assert set(commands.TYPES) == set(Code)
 
 
-def test_every_write_except_delete_range_has_a_rule() -> None:
-    assert set(MUTATIONS) == traits.WRITES - {Code.DELETE_RANGE}
+def test_keyless_operations_take_the_tokens_that_are_assigned() -> None:
+    for code in traits.KEYLESS:
+        kind = commands.TYPES[code]
+        required = [field for field in structs.fields(kind) if field.required]
+        op = kind(*[b"" if field.encode_name in ("key", "end") else 0 for field in required])
+        limited = bound(op, Tokens([]))
+        assert (limited.assigned, op.assigned) == (Tokens([]), None)
+        assert msgspec.msgpack.encode(limited) == msgspec.msgpack.encode(op), "the tokens are not sent"
 
 
-# docs/protocol.md V3
-def test_write_of_a_later_release_has_a_rule_for_its_leader() -> None:
-    """A leader carries out only operations that it knows. A read concerns no other server; a write of a later release
-    must be refused until its state's `log_version` allows it (V4). No such write exists. If you add one, add that
-    check, and the case to this test."""
-    assert set(traits.SINCE) <= traits.READS
+def test_every_write_of_a_client_except_delete_range_has_a_rule() -> None:
+    assert set(MUTATIONS) == traits.WRITES - {Code.DELETE_RANGE} - traits.INTERNAL
 
 
 @pytest.mark.parametrize("code", Code)

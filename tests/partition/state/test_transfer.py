@@ -15,6 +15,7 @@ from kvstore.partition.state.transfer import StateExport, StateImport
 from kvstore.proto import entry_pb2
 from kvstore.types import ServerId
 from tests.partition.effects import Writer, all_records, state_over
+from tests.partition.transaction_log import TransactionLog
 
 DONOR = ServerId("donor")
 
@@ -68,6 +69,20 @@ def remembered(state: ReplicaState) -> dict[bytes, tuple[int, int, dict[int, Any
     """Return each client with its acknowledgement, the time it has seen, and its results."""
     clients = state.retries._clients.items()
     return {client: (each.first_unacked, each.seen_ms, each.results) for client, each in clients}
+
+
+# docs/protocol.md Tx14
+@pytest.mark.parametrize("seed", range(5))
+def test_transfer_carries_intents_and_decisions(seed: int) -> None:
+    log, target = TransactionLog(seed), state_over(MemoryEngine())
+    for _ in range(80):
+        log.any()
+    arriving = StateImport(target, frozenset({DONOR}))
+    for chunk in chunks(StateExport(log.state)):
+        arriving.add(chunk)
+    assert {each.name: each for each in target.intents} == log.intents != {}
+    assert target.decisions.by_attempt == log.decisions
+    assert target.fingerprint() == log.state.fingerprint()
 
 
 def test_export_shows_the_state_as_of_its_start() -> None:

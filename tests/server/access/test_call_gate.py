@@ -19,7 +19,7 @@ from kvstore.env.logs.audit_lines import AuditLines
 from kvstore.env.nursery import TaskNursery
 from kvstore.env.tls import Tls
 from kvstore.errors import NotAuthenticated, PermissionDenied
-from kvstore.partition.state.commands import Code
+from kvstore.partition.state.commands import Get
 from kvstore.proto import admin_pb2, admin_pb2_grpc, feed_pb2, feed_pb2_grpc, kv_pb2, kv_pb2_grpc
 from kvstore.rpc.channels import open_aio_channel
 from kvstore.rpc.login import Login
@@ -270,7 +270,7 @@ async def test_user_removed_while_access_was_off_is_unknown_when_it_is_on(world:
         world.access.take(table(Switch(False)))
         world.access.take(table(Switch(False), change))
         world.access.take(table(change))
-        assert isinstance(identity.refusal_or_none((int(Code.GET), b"other", 0, 0)), NotAuthenticated)
+        assert isinstance(identity.refusal_or_none(Get(b"other", 0, 0)), NotAuthenticated)
         assert isinstance(await failure_of(call.read()), NotAuthenticated)
 
 

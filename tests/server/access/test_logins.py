@@ -9,10 +9,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from kvstore.access import Password, RemoveUser, Right, SetPassword, Switch
+from kvstore.access import AccessTable, Password, RemoveUser, Right, SetPassword, Switch
 from kvstore.env.networks import network_of
 from kvstore.env.nursery import TaskNursery
 from kvstore.errors import NotAuthenticated, Overloaded, PermissionDenied, StoreError
+from kvstore.partition.state.commands import Get
 from kvstore.server.access import logins as module
 from kvstore.server.access.audit import LINES_MAX, AuditLog, caller_of
 from kvstore.server.access.certificates import common_names
@@ -52,6 +53,22 @@ async def test_verified_login_is_not_hashed_again_until_the_password_changes(log
     with pytest.raises(NotAuthenticated):
         await logins.login("tenant", PASSWORD, "a")
     assert (await logins.login("tenant", b"another", "a")).name == "tenant"
+
+
+async def test_listeners_limit_unknown_networks_only_while_access_control_is_on(lines: KeptLines) -> None:
+    """Without access control the networks of clients do not become known."""
+    nursery, access = TaskNursery("test"), Access(table())
+    env = env_of(nursery)
+    logins = Logins(env, access, AuditLog(lambda: 0.0, lambda: 5, lines))
+    assert env.known.clients_authenticate
+    access.take(AccessTable())
+    assert not env.known.clients_authenticate
+    access.take(table())
+    assert env.known.clients_authenticate
+    logins.close()
+    access.take(AccessTable())
+    assert env.known.clients_authenticate, "closed logins follow no table"
+    await nursery.close()
 
 
 async def test_identical_concurrent_logins_share_a_hash(logins: Logins) -> None:
@@ -296,10 +313,10 @@ def test_undecodable_access_table_refuses_everyone(access: Access) -> None:
     access.shut()
     assert access.is_on
     assert tenant.is_gone
-    assert isinstance(tenant.refusal_or_none((1, b"t/a", 0, 0)), NotAuthenticated)
-    assert isinstance(access.nobody.refusal_or_none((1, b"t/a", 0, 0)), NotAuthenticated)
+    assert isinstance(tenant.refusal_or_none(Get(b"t/a")), NotAuthenticated)
+    assert isinstance(access.nobody.refusal_or_none(Get(b"t/a")), NotAuthenticated)
     access.take(table(Switch(False)))
-    assert access.nobody.refusal_or_none((1, b"t/a", 0, 0)) is None
+    assert access.nobody.refusal_or_none(Get(b"t/a")) is None
 
 
 def test_login_failures_are_counted_by_network() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from kvstore.access import AddRole, AddUser, GrantRight, GrantRole, Right
 from kvstore.errors import NotAuthenticated, PermissionDenied
@@ -23,26 +24,28 @@ MINE, OTHERS = b"t/a", b"x"
 
 def ops_on(key: bytes, start: bytes, end: bytes) -> list[Op]:
     """Return one operation of each code, and operations with the flags that matter."""
-    put = commands.put(key, b"v")
+    put = commands.Put(key, b"v")
     return [
-        commands.get(key),
-        commands.meta(key),
+        commands.Get(key),
+        commands.Meta(key),
         put,
-        commands.put(key, b"v", flags=Flag.RETURN_OLD),
-        commands.delete(key),
-        commands.delete(key, flags=Flag.RETURN_OLD),
-        commands.put(key, b"v", flags=Flag.IF_VERSION, version=9),
-        commands.delete(key, flags=Flag.IF_VERSION, version=9),
-        commands.increment(key, 1),
-        commands.append(key, b"v"),
-        commands.expire(key, 1),
-        commands.batch(MINE, (commands.put(MINE, b"v"), put)),
-        commands.delete_range(start, end),
-        commands.scan(start, end, 10),
+        commands.Put(key, b"v", flags=Flag.RETURN_OLD),
+        commands.Delete(key),
+        commands.Delete(key, flags=Flag.RETURN_OLD),
+        commands.Put(key, b"v", flags=Flag.IF_VERSION, version=9),
+        commands.Delete(key, flags=Flag.IF_VERSION, version=9),
+        commands.Increment(key, 1),
+        commands.Append(key, b"v"),
+        commands.Expire(key, 1),
+        commands.Batch(MINE, (commands.Put(MINE, b"v"), put)),
+        commands.Transact(MINE, (commands.Put(MINE, b"v"), put)),
+        commands.Transact(MINE, (commands.Get(MINE), commands.Check(key, Flag.IF_ABSENT))),
+        commands.DeleteRange(start, end),
+        commands.Scan(start, end, 10),
     ]
 
 
-BEYOND = [*ops_on(OTHERS, b"t/", b""), commands.scan_tokens(0, 10), commands.count(), commands.scan(b"s", b"t/b", 1)]
+BEYOND = [*ops_on(OTHERS, b"t/", b""), commands.ScanTokens(0, 10), commands.Count(), commands.Scan(b"s", b"t/b", 1)]
 WITHIN = ops_on(MINE, b"t/", b"t0")
 
 
@@ -58,7 +61,7 @@ class Backend:
         self.reached += ops
 
     def read_now(self, keys: list[bytes]) -> list[bytes]:
-        self.reached += map(commands.get, keys)
+        self.reached += map(commands.Get, keys)
         return [b""] * len(keys)
 
 
@@ -79,15 +82,15 @@ async def let_through(identity: UserIdentity, access: Access, ops: Sequence[Op])
     guard, sink = Guard(access, identity, backend), Sink()
     for token, op in enumerate(ops):
         guard.submit((op,), sink, (token,))  # type: ignore[arg-type]
-    more = commands.put(b"t/more", b"v")
-    puts = [more, *(op for op in ops if op[0] == Code.PUT)]
+    more = commands.Put(b"t/more", b"v")
+    puts = [more, *(op for op in ops if op.code == Code.PUT)]
     guard.submit(puts, sink, range(100, 100 + len(puts)))  # type: ignore[arg-type]
     if more in backend.reached:
         backend.reached.remove(more)  # whether allowed or not, it does not affect the other operations
     for op in ops:
-        if op[0] == Code.GET and guard.read_now([op[1]]) is NOT_NOW:
+        if op.code == Code.GET and guard.read_now([op.key]) is NOT_NOW:
             sink.results[200] = PermissionDenied("not now")
-    keys = [op[1] for op in ops if op[0] == Code.GET]
+    keys = [op.key for op in ops if op.code == Code.GET]
     for some in ([*keys, b"t/more"], [b"t/more", *keys]) if keys else ():
         if guard.read_now(some) is NOT_NOW:
             sink.results[201] = PermissionDenied("not now")
@@ -108,7 +111,11 @@ async def leaks() -> list[Op]:
     found += (await let_through(access.nobody, access, WITHIN))[0]
     writer = access.identity_or_none("writer")
     assert writer is not None
-    tells = [op for op in WITHIN if op[0] == Code.INCREMENT or {Flag.RETURN_OLD, Flag.IF_VERSION} & {*op[2:5]}]
+    tells = [
+        op
+        for op in WITHIN
+        if op.code == Code.INCREMENT or {Flag.RETURN_OLD, Flag.IF_VERSION} & {getattr(op, "flags", 0)}
+    ]
     found += (await let_through(writer, access, tells))[0]
     access.take(table())
     found += (await let_through(writer, access, WITHIN))[0]
@@ -134,7 +141,7 @@ async def test_refused_operations_are_answered_and_allowed_ones_are_submitted() 
 
 
 def _first_key_only(identity: UserIdentity, op: Op) -> Any:
-    return _whole(identity, (*op[:2], op[2][:1], *op[3:]) if op[0] == Code.BATCH else op)
+    return _whole(identity, replace(op, ops=op.ops[:1]) if isinstance(op, commands.Batch) else op)
 
 
 def _submit_by_the_first(guard: Guard, ops: Sequence[Op], sink: Any, tokens: Sequence[int]) -> None:
@@ -160,10 +167,10 @@ BREAKAGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
         UserIdentity,
         "_may",
         lambda self, right, op: (
-            self.permissions.may(right, op[1]) if isinstance(op[1], bytes) else _may(self, right, op)
+            self.permissions.may(right, op.key) if isinstance(op.key, bytes) else _may(self, right, op)
         ),
     ),
-    "old values are shown without the right to read": lambda patch: patch.setattr(identities, "_FLAGS_AT", {}),
+    "old values are shown without the right to read": lambda patch: patch.setattr(identities, "TELLS", 0),
     "counts need no right": lambda patch: patch.setitem(identities.NEEDS, int(Code.COUNT), ()),
     "a sum is shown without the right to read": lambda patch: patch.setitem(
         identities.NEEDS, int(Code.INCREMENT), (Right.WRITE,)

@@ -10,8 +10,8 @@ import pytest
 from kvstore.access import Right
 from kvstore.env.beat import Beat
 from kvstore.errors import NotAuthenticated, PermissionDenied
-from kvstore.partition.state.commands import Code
-from kvstore.partition.state.traits import NEEDS
+from kvstore.partition.state.commands import TYPES, Code
+from kvstore.partition.state.traits import INTERNAL, NEEDS
 from kvstore.proto import (
     admin_pb2,
     data_pb2,
@@ -42,7 +42,8 @@ def test_every_http_route_has_a_row_and_every_row_a_route() -> None:
 
 def test_every_operation_has_a_row() -> None:
     assert NEEDS.keys() == {int(code) for code in Code}
-    assert all(needs or code == Code.BATCH for code, needs in NEEDS.items())
+    consist_of_others = {code for code, kind in TYPES.items() if "ops" in kind.__struct_fields__}
+    assert {code for code, needs in NEEDS.items() if not needs} <= consist_of_others | INTERNAL
 
 
 def test_every_operation_needs_read_or_write() -> None:
@@ -74,7 +75,10 @@ def allowed(name: str) -> set[str]:
 
 
 OPEN = {"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"}
-KV = {f"KV/{name}" for name in ("Get", "Put", "Delete", "Batch", "Execute", "Session", "Scan", "Page", "Topology")}
+KV = {
+    f"KV/{name}"
+    for name in ("Get", "Put", "Delete", "Batch", "Transact", "Execute", "Session", "Scan", "Page", "Topology")
+}
 REFLECTION = {f"/grpc.reflection.{each}.ServerReflection/ServerReflectionInfo" for each in ("v1", "v1alpha")}
 LOGGED_IN = OPEN | KV | REFLECTION
 

@@ -20,12 +20,12 @@ from kvstore.server.access import identities, logins
 from kvstore.server.access.identities import Access, UserIdentity
 from kvstore.wal.connection import Connection
 from tests.certificates import Files
-from tests.env import test_prefer
-from tests.env.test_prefer import files
-from tests.server.access import test_bookies, test_tokens
+from tests.env import test_tls_preferred
+from tests.env.test_tls_preferred import files
+from tests.server.access import test_identities_bookies, test_logins_tokens
 from tests.server.access.tables import table
-from tests.server.access.test_bookies import issue
-from tests.server.access.test_tokens import FALSE, Server, server
+from tests.server.access.test_identities_bookies import issue
+from tests.server.access.test_logins_tokens import FALSE, Server, server
 from tests.sim.world import test_connection
 
 __all__ = ["files", "issue", "server"]
@@ -64,14 +64,14 @@ AT_BOOKIES: dict[str, tuple[Callable[[Patch], None], Access, str, bool]] = {
 
 
 @pytest.mark.parametrize("name", sorted(AT_BOOKIES))
-def test_broken_port_of_a_bookie_is_noticed(
+async def test_broken_port_of_a_bookie_is_noticed(
     name: str, monkeypatch: Patch, tmp_path: Path, issue: Callable[[str], Tls]
 ) -> None:
     """docs/protocol.md B33"""
     breakage, *case = AT_BOOKIES[name]
     breakage(monkeypatch)
     with pytest.raises((*NOTICED, ConnectionError, EOFError, ssl.SSLError)):
-        test_bookies.test_bookie_refuses_user_certificate_before_reading_a_request(
+        await test_identities_bookies.test_bookie_refuses_user_certificate_before_reading_a_request(
             tmp_path,
             issue,
             *case,  # type: ignore[arg-type]
@@ -88,12 +88,12 @@ def test_broken_caller_of_bookies_is_noticed(monkeypatch: Patch) -> None:
 # ── tokens ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 Case = Callable[[Server], Awaitable[None]]
-_ends: Case = test_tokens.test_token_and_its_connections_end_when_it_expires
+_ends: Case = test_logins_tokens.test_token_and_its_connections_end_when_it_expires
 _is_revoked: Case = partial(
-    test_tokens.test_connections_of_a_token_end_when_it_or_its_user_is_removed,
-    change=RemoveToken(test_tokens.ID),
+    test_logins_tokens.test_connections_of_a_token_end_when_it_or_its_user_is_removed,
+    change=RemoveToken(test_logins_tokens.ID),
 )
-_stays: Case = test_tokens.test_token_survives_other_changes_and_follows_its_users_rights
+_stays: Case = test_logins_tokens.test_token_survives_other_changes_and_follows_its_users_rights
 
 
 async def _wrong_secret(server: Server) -> None:
@@ -103,7 +103,7 @@ async def _wrong_secret(server: Server) -> None:
 
 async def _another_name(server: Server) -> None:
     with pytest.raises(logins.NotAuthenticated):
-        await server.logins.login("root", test_tokens.WORD, "a")
+        await server.logins.login("root", test_logins_tokens.WORD, "a")
 
 
 def _keep_what_came(patch: Patch) -> None:
@@ -189,29 +189,30 @@ def _after_any_error(patch: Patch) -> None:
 WITH_TLS: dict[str, tuple[Callable[[Patch], None], Callable[[Files], Awaitable[None]]]] = {
     "a port that requires it takes what is plain": (
         _always,
-        partial(test_prefer.test_port_that_requires_tls_accepts_no_plain_connection, prelude=None),
+        partial(test_tls_preferred.test_port_that_requires_tls_accepts_no_plain_connection, prelude=None),
     ),
     "a bookie's port that requires it takes what is plain": (
         _always,
         partial(
-            test_prefer.test_port_that_requires_tls_accepts_no_plain_connection, prelude=test_prefer.bookies_prelude
+            test_tls_preferred.test_port_that_requires_tls_accepts_no_plain_connection,
+            prelude=test_tls_preferred.bookies_prelude,
         ),
     ),
     "who requires it calls without": (
         _always,
-        partial(test_prefer.test_only_a_caller_that_prefers_tls_calls_without_it, says=b"", says_first=None),
+        partial(test_tls_preferred.test_only_a_caller_that_prefers_tls_calls_without_it, says=b"", says_first=None),
     ),
     "a port that prefers it takes nothing plain": (
         _never,
-        partial(test_prefer.test_port_that_prefers_tls_accepts_both_and_counts_plain_connections, prelude=None),
+        partial(test_tls_preferred.test_port_that_prefers_tls_accepts_both_and_counts_plain_connections, prelude=None),
     ),
     "who prefers it calls without where there is some": (
         _go_without_at_once,
-        partial(test_prefer.test_call_uses_tls_when_the_server_has_it, prelude=None),
+        partial(test_tls_preferred.test_call_uses_tls_when_the_server_has_it, prelude=None),
     ),
     "a certificate that is not trusted is a reason to go without": (
         _after_any_error,
-        test_prefer.test_untrusted_certificate_is_no_reason_to_call_without_tls,
+        test_tls_preferred.test_untrusted_certificate_is_no_reason_to_call_without_tls,
     ),
 }
 

@@ -70,11 +70,11 @@ class Server:
             self.now += 0.2
             for other, said in self.others.items():
                 self.judge.note_answer(other, heard(said, self.now))
-            self.look()
+            self.poll()
         return self
 
-    def look(self) -> None:
-        self.judge.look(self.now, self.wall_ms, self.servers)
+    def poll(self) -> None:
+        self.judge.poll(self.now, self.wall_ms, self.servers)
 
     def sure(self) -> Server:
         self.others = {B: SURE, C: SURE}
@@ -105,7 +105,7 @@ def test_first_date_comes_from_another_server_not_wall_clocks() -> None:
 def test_first_date_comes_from_the_previous_process(wrong_ms: int) -> None:
     server = Server(kept_ms=0)
     server.wrong_ms = wrong_ms
-    server.look()
+    server.poll()
     assert server.judge.may_lead, "it hears nobody who is sure"
     assert not server.judge.may_remove, "its machine may have stood still unseen"
     server.others = {B: SURE, C: Other(None, wrong_ms, is_sure=False)}
@@ -184,7 +184,7 @@ def test_server_counts_as_isolated_only_after_a_while() -> None:
     server.others = {B: Other(None, 0, is_sure=False), C: Other(None, -HOUR_MS, is_sure=False)}
     server.wait(2 * ALONE_S)
     server.now += 2 * ALONE_S
-    server.look()
+    server.poll()
     assert not server.judge.is_known, "it stood still itself"
     server.wait(1.0)
     server.others = {}
@@ -222,7 +222,7 @@ def test_server_judges_nothing_before_it_knows_the_ring() -> None:
 def test_jump_of_one_wall_clock_moves_no_date(jump_ms: int) -> None:
     server = Server().sure()
     server.wrong_ms = jump_ms
-    server.look()
+    server.poll()
     assert not server.judge.is_sure, "its monotonic clock may have missed time"
     assert not server.judge.may_lead
     server.wait(60.0)
@@ -265,6 +265,41 @@ def test_date_stays_near_a_silent_server(jump_ms: int) -> None:
     server.others = dict.fromkeys((B, C, D, E), Other(server.wrong, jump_ms))
     server.wait(100.0)
     assert abs(server.wrong) > SILENT_MS + RATE * 50_000, "all answer again"
+
+
+# docs/protocol.md P28
+@pytest.mark.parametrize("jump_ms", [-MINUTE_MS, MINUTE_MS])
+def test_date_stays_near_a_server_that_hears_nobody(jump_ms: int) -> None:
+    """It answers, so it is not silent, and it is sure of its date, because no answer contradicts it. So it may lead."""
+    server = Server().sure()
+    server.wrong_ms = jump_ms
+    for _ in range(100):
+        server.others = {B: Other(server.wrong, jump_ms), C: Other(0, 0)}
+        server.wait(10.0)
+    assert server.judge.is_sure
+    assert abs(server.wrong) <= BOUND_MS + SILENT_MS + RATE * 10_000
+    for _ in range(10):
+        server.others = {B: Other(server.wrong, jump_ms), C: Other(0, 0, is_sure=False)}
+        server.wait(10.0)
+    assert abs(server.wrong) > BOUND_MS + SILENT_MS + RATE * 50_000, "it does not lead by that date"
+
+
+# docs/protocol.md P28
+@pytest.mark.parametrize("kept", [True, False])
+def test_date_stays_near_a_silent_server_over_restarts(kept: bool) -> None:
+    """A new process has its date from the process before it, or from another server. Either may have moved already."""
+    date = 0.0
+    for _ in range(10):
+        server = Server(kept_ms=date if kept else None)
+        server.wrong_ms = MINUTE_MS
+        for _ in range(20):
+            date = float(server.wrong) if server.judge.has_date else date
+            server.others = {B: Other(date, MINUTE_MS)}
+            server.wait(10.0)
+    assert abs(date) <= SILENT_MS + RATE * 10_000
+    server.others[C] = Other(date, MINUTE_MS)
+    server.wait(200.0)
+    assert server.wrong > SILENT_MS + RATE * 50_000, "all answer"
 
 
 def test_date_reaches_wall_clocks_of_majority() -> None:
@@ -386,9 +421,9 @@ def test_skipped_judgement_would_have_changed_nothing(seed: int) -> None:
             for other, each in said.items():
                 server.judge.note_answer(other, heard(each, now))
         is_calm = lazy.judge.is_calm(now, lazy.wall_ms)
-        eager.look()
+        eager.poll()
         if not is_calm:
-            lazy.look()
+            lazy.poll()
         assert _said(lazy.judge) == _said(eager.judge)
         assert abs(lazy.judge.offset_ms - eager.judge.offset_ms) <= 10 * ARRIVED_MS, "the rate holds over both's looks"
 

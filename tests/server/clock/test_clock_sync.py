@@ -108,7 +108,7 @@ async def test_answer_from_before_clock_jump_confirms_nothing(world: World, monk
         told = encode(ClockReport(raw.wall_ms(), True))
         raw.at += 0.1
         monkeypatch.setattr(clock, "wall_ms", lambda: raw.wall_ms() + 60_000)
-        clock.look()  # as the sampling timer does while the answer is under way
+        clock.poll()  # as the sampling timer does while the answer is under way
         raw.at += 0.1
         return told
 

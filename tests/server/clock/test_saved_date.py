@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,15 +11,7 @@ import pytest
 
 from kvstore.env import Env
 from kvstore.env.clock import SystemClock
-from kvstore.env.real import real_env
 from kvstore.server.clock.saved_date import PATH, STALE_MS, SavedDate, saved_offset
-
-
-@pytest.fixture
-async def env(tmp_path: Path) -> AsyncIterator[Env]:
-    env = real_env(tmp_path)
-    yield env
-    await env.nursery.close()
 
 
 def keep(env: Env, offset_ms: float) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -25,13 +24,6 @@ from kvstore.types import ServerId
 from tests.waiting import wait_until
 
 N1 = ServerId("n1")
-
-
-@pytest.fixture
-async def env(tmp_path: Path) -> AsyncIterator[Env]:
-    made = real_env(tmp_path)
-    yield made
-    await made.nursery.close()
 
 
 # docs/protocol.md V1
@@ -64,8 +56,9 @@ async def test_bytes_in_the_metadata_store() -> None:
 # docs/protocol.md V2
 async def test_server_does_not_start_when_cluster_version_is_too_high(env: Env) -> None:
     store = MemoryStore()
-    await ClusterVersionStore(store).rise(versions.LATEST + 7, "9.9.9")
-    with pytest.raises(ClusterTooNew, match=r"the cluster is at version 9; install kvstore 9\.9\.9 or later"):
+    too_high = versions.LATEST + 7
+    await ClusterVersionStore(store).rise(too_high, "9.9.9")
+    with pytest.raises(ClusterTooNew, match=rf"the cluster is at version {too_high}; install kvstore 9\.9\.9 or later"):
         await VersionFollower(env, store, N1).open()
 
 
@@ -85,7 +78,7 @@ async def test_metadata_outage_is_logged_once(
 
     monkeypatch.setattr(follower._store, "read", away)
     with caplog.at_level(logging.INFO):
-        follower.look()
+        follower.poll()
         await wait_until(is_asked_often, what="it is asked again and again")
     assert len([each for each in caplog.records if "cannot read the cluster version now" in each.message]) == 1
     await follower.close()
@@ -97,7 +90,7 @@ async def test_server_learns_of_a_rise(env: Env) -> None:
     follower.on_rise(lambda: told.append(follower.cluster))
     await follower.open()
     assert follower.cluster == versions.FIRST
-    await ClusterVersionStore(store).rise(versions.LATEST, "0.2.0")
+    await ClusterVersionStore(store).rise(versions.LATEST, versions.release_for(versions.LATEST))
 
     async def has_risen() -> bool:
         return follower.cluster == versions.LATEST

@@ -10,6 +10,7 @@ from kvstore.server.cluster.cluster_version import ClusterVersion
 from kvstore.server.cluster.rising import lasts, may_rise, next_version, what_holds_it
 from kvstore.server.cluster.topology import Member
 from kvstore.types import ServerId
+from kvstore.versions import LATEST
 
 N1, N2, N3 = (ServerId(f"n{number}") for number in (1, 2, 3))
 ALL = (N1, N2, N3)
@@ -31,7 +32,7 @@ def up(**can: int) -> dict[ServerId, Member]:
         (ClusterVersion(1, "", True), up(n1=2, n2=2, n3=2), None, "it is held"),
         (SECOND, up(n1=2, n2=2, n3=2), None, ""),
         (SECOND, up(n1=1, n2=2, n3=2), None, ""),
-        (FIRST, up(n1=9, n2=9, n3=9), 2, "it rises within seconds"),
+        (FIRST, up(n1=LATEST + 7, n2=LATEST + 7, n3=LATEST + 7), LATEST, "it rises within seconds"),
     ],
     ids=(
         *("all can", "one cannot", "one that is down may be old", "one without replicas cannot", "nobody is up"),

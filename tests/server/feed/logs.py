@@ -7,7 +7,10 @@ from collections.abc import Callable, Sequence
 
 from kvstore.errors import BookieError, NoSuchLedger
 from kvstore.partition.state import move_records
+from kvstore.partition.state.draft import Draft
 from kvstore.partition.state.entry import CREATE, DELETE, EXPIRES, NOTE, OVERWRITE, REPLACES, Entry, EntryKind, control
+from kvstore.partition.state.intents import IntentEffect, IntentRecord
+from kvstore.partition.state.internal import Attempt
 from kvstore.partition.state.move_records import MoveRecord, Own
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, Seq
 from kvstore.wal.ledger_list import BEGINNING, LedgerList, Listed, LogEnd
@@ -88,6 +91,25 @@ class MemoryLog:
         entry = Entry(self.partition, 1, self.seq, self.time_ms, bytes((NOTE,)))
         entry.keys = [b"n"]
         self._append(entry)
+
+    def draft(self) -> Draft:
+        """Return the next entry, empty."""
+        return Draft(self.seq + 1, self.time_ms)
+
+    def write(self, draft: Draft) -> Position:
+        """Append the entry of a draft."""
+        self.seq = draft.last_seq
+        return self._append(draft.entry(self.partition, 1))
+
+    def commit(self, key: bytes, attempt: Attempt, effect: IntentEffect, keys_of_all: int) -> None:
+        """Append an intent on a key, and its commit in another entry."""
+        draft = self.draft()
+        asked = IntentRecord(attempt, b"home", True, self.time_ms, keys_of_all, int(effect), b"by a transaction")
+        intent = draft.intent(key, asked)
+        self.write(draft)
+        draft = self.draft()
+        draft.resolved(intent, is_committed=True)
+        self.write(draft)
 
     def record(self, record: MoveRecord) -> Position:
         """A record of a move."""

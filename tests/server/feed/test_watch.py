@@ -13,6 +13,8 @@ import pytest
 from kvstore.client import ClientConfig
 from kvstore.errors import InvalidRequest, NoSuchLedger, Overloaded, PositionTrimmed, Unavailable
 from kvstore.partition.state.changes import Interest
+from kvstore.partition.state.intents import IntentEffect
+from kvstore.partition.state.internal import Attempt
 from kvstore.partition.state.move_records import Own, Release
 from kvstore.partition.state.tokens import TokenSpan
 from kvstore.ring.hashing import token_of
@@ -64,6 +66,17 @@ async def test_changes_are_shown_as_logged(world: World) -> None:
         None,
     ]
     assert following.position == {"p1": 6, "p2": 0}
+
+
+# docs/protocol.md F9
+async def test_changes_of_a_transaction_name_it_and_its_number_of_keys(world: World) -> None:
+    following = await world.watch()
+    log, attempt = world.logs["p1"], Attempt(P2, 3, 7)
+    log.commit(b"a", attempt, IntentEffect.PUT, 5)
+    log.put((b"plain", b"1"))
+    await following.take(2)
+    shown = [(each.key, each.transaction, each.transaction_keys) for each in following.received]
+    assert shown == [(b"a", str(attempt), 5), (b"plain", "", 0)]
 
 
 # docs/protocol.md F5
@@ -434,7 +447,7 @@ async def test_partition_that_left_is_no_longer_followed(world: World) -> None:
     following = await world.watch()
     world.logs["p2"].put((b"last", b"1"))
     world.leave("p2")
-    world.feeds.look_at_ring()
+    world.feeds.read_ring()
     assert [each.key for each in await following.take(1)] == [b"last"]
     await following.wait_position({"p1": 0})
 

@@ -117,6 +117,8 @@ class Following:
 
     def __init__(self, feeds: Feeds, reading: WatchCursor) -> None:
         self.changes: list[Change] = []
+        self.received: list[kv_pb2.Change] = []
+        """The changes of all messages, as the server sent them."""
         self._reading, self._feeds = reading, feeds
         self._given = 0
         self._held: list[kv_pb2.WatchResponse] = []
@@ -137,6 +139,7 @@ class Following:
         self._held.append(message)
         await self._reads.wait()
         self._held.remove(message)
+        self.received += message.changes
         self._reading.take(kv_pb2.WatchResponse.FromString(message.SerializeToString()))
         while self._reading.has_more:
             self.changes.append(self._reading.give())

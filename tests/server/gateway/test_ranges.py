@@ -53,7 +53,7 @@ async def test_range_is_counted_over_all_partitions(world: World) -> None:
     assert await count(world, "?start=a03&end=a05") == await count(world, "?prefix=%FF") == 2
     assert await count(world, "?start=b&level=strict") == 3
     assert await count(world, "?prefix=nothing") == 0
-    assert not [op for op in world.backend.submitted if op[0] == Code.SCAN], "no record is read for it"
+    assert not [op for op in world.backend.submitted if op.code == Code.SCAN], "no record is read for it"
     assert (await world.ask("GET", "/v1/count?prefix=a&start=b")).status == 400
     assert (await world.ask("GET", "/v1/count?limit=3")).status == 400
 
@@ -150,7 +150,7 @@ async def test_begun_deletion_is_not_reported_as_refused(world: World, monkeypat
     def once(ops: Sequence[Op], sink: Sink, tokens: Sequence[int], *more: Any) -> None:
         nonlocal done
         for op, token in zip(ops, tokens, strict=True):
-            done += op[0] == Code.DELETE
+            done += op.code == Code.DELETE
             world.backend.failure = Overloaded("full") if done > 1 else None
             submit((op,), sink, (token,), *more)
 
@@ -171,7 +171,7 @@ async def test_refusal_does_not_hide_an_unknown_outcome_of_another_delete(
     def by_turns(ops: Sequence[Op], sink: Sink, tokens: Sequence[int], *more: Any) -> None:
         nonlocal done
         for op, token in zip(ops, tokens, strict=True):
-            done += op[0] == Code.DELETE
+            done += op.code == Code.DELETE
             world.backend.failure = (None, Overloaded("full"), OutcomeUnknown("lost"), Overloaded("full"))[min(done, 3)]
             submit((op,), sink, (token,), *more)
 
@@ -190,14 +190,14 @@ async def test_deletion_ends_when_its_right_is_revoked(tmp_path: Path, monkeypat
         def revoking(ops: Sequence[Op], sink: Sink, tokens: Sequence[int], *more: Any) -> None:
             for op, token in zip(ops, tokens, strict=True):
                 submit((op,), sink, (token,), *more)
-                if op[0] == Code.DELETE:
+                if op.code == Code.DELETE:
                     world.access.take(table(RevokeRole("tenant", "owns")))
 
         monkeypatch.setattr(world.backend, "submit", revoking)
         answer = await world.ask("DELETE", "/v1/keys?prefix=t/", user="tenant")
         assert (answer.status, answer.json["outcome"]) == (504, "unknown")
         assert "1 keys were deleted, the rest were not" in answer.json["message"]
-        assert [op[1] for op in world.backend.submitted if op[0] == Code.DELETE] == [b"t/0"]
+        assert [op.key for op in world.backend.submitted if op.code == Code.DELETE] == [b"t/0"]
 
 
 async def test_deletion_needs_the_right_to_read_its_keys(tmp_path: Path) -> None:

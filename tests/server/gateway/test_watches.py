@@ -11,10 +11,13 @@ from typing import Any, NamedTuple
 import aiohttp
 import orjson
 import pytest
+from msgspec import to_builtins
 
+from kvstore.proto import kv_pb2
 from kvstore.server.feed import feeds
 from kvstore.server.feed import watch as feed_watch
 from kvstore.server.gateway import watches
+from kvstore.server.gateway.answers import change_of
 from tests.server.feed.world import owned_by
 from tests.server.gateway.world import World, gateway_world
 from tests.waiting import PATIENCE_S, wait_until
@@ -90,6 +93,16 @@ async def test_changes_are_sent_as_logged(world: World) -> None:
     assert (shown[0]["item"]["value"], shown[0]["item"]["version"]) == ("1", 1)
     assert (shown[1]["key_base64"], shown[1]["item"]["value_base64"]) == ("/w==", "/g==")
     assert (shown[2]["key"], shown[2]["item"], shown[2]["version"]) == ("a", None, 3)
+
+
+# docs/protocol.md F9
+def test_change_names_its_transaction() -> None:
+    change = kv_pb2.Change(key=b"k", sequence=4, time_ms=6)
+    alone = to_builtins(change_of("p1", change, as_base64=False, keys_only=False))
+    assert alone.keys().isdisjoint({"transaction", "transaction_keys"})
+    change.transaction, change.transaction_keys = "p2/7/1", 3
+    part = to_builtins(change_of("p1", change, as_base64=False, keys_only=False))
+    assert (part["transaction"], part["transaction_keys"]) == ("p2/7/1", 3)
 
 
 # docs/protocol.md F5

@@ -71,9 +71,11 @@ class World:
         async with asyncio.timeout(PATIENCE_S), self.http.request(method, url, data=data, headers=sent) as answer:
             return ResponseKind(answer.status, await answer.read(), answer.headers)
 
-    async def batch(self, *operations: Mapping[str, Any], user: str = "", **more: Any) -> ResponseKind:
+    async def batch(
+        self, *operations: Mapping[str, Any], user: str = "", path: str = "/v1/batch", **more: Any
+    ) -> ResponseKind:
         data = orjson.dumps({"operations": operations, **more})
-        return await self.ask("POST", "/v1/batch", data, user=user, Content_Type="application/json")
+        return await self.ask("POST", path, data, user=user, Content_Type="application/json")
 
     def request_id(self, sequence: int, **more: int) -> str:
         """Return a request id of a client that knows the current time."""

@@ -136,7 +136,8 @@ async def stub(source: Source) -> AsyncIterator[Any]:
     nothing: Any = None
     nursery = TaskNursery("admin")
     env = Env(ModelClock(), Random(1), nothing, nothing, nursery, nothing)
-    admin, audit = Admin(env, source, nothing), AuditLog(env.clock.now, env.clock.date_ms, AuditLines())
+    backend: Any = SimpleNamespace(on_topology=lambda changed: None)
+    admin, audit = Admin(env, source, backend), AuditLog(env.clock.now, env.clock.date_ms, AuditLines())
 
     def audited(server: grpc.aio.Server) -> grpc.aio.Server:
         return cast(grpc.aio.Server, Audited(server, env.clock.now, audit, AdminChanges(env, audit)))
@@ -303,11 +304,11 @@ async def test_unknown_log_level_is_refused(stub: Any, logger: str, level: str, 
 async def test_slow_log_is_shown_newest_first_with_parts_and_hashes(stub: Any, source: Source) -> None:
     slow = source.env.slow
     slow.note("leader", "write", 0.25, key=b"a", partition="p1", operations=3, queue=0.05, log=0.2)
-    slow.note("door", "GET", 0.5, key=b"b")
+    slow.note("endpoint", "GET", 0.5, key=b"b")
     answer = await stub.SlowLog(admin_pb2.SlowLogRequest(), timeout=PATIENCE_S)
     assert (answer.slow_ms, answer.total) == (100, 4)
     get, write = answer.operations
-    assert (get.at, get.operation, get.key, get.took_ms, get.operations) == ("door", "GET", hash_of(b"b"), 500, 1)
+    assert (get.at, get.operation, get.key, get.took_ms, get.operations) == ("endpoint", "GET", hash_of(b"b"), 500, 1)
     assert dict(write.parts) == {"queue": 50, "log": 200}
     assert (write.partition, write.operations, write.date_ms) == ("p1", 3, 5_000)
     of_a = await stub.SlowLog(admin_pb2.SlowLogRequest(key=hash_of(b"a")), timeout=PATIENCE_S)
@@ -318,7 +319,7 @@ async def test_slow_log_is_shown_newest_first_with_parts_and_hashes(stub: Any, s
 
 async def test_profile_has_stacks_of_functions_by_thread(stub: Any) -> None:
     answer = await stub.Profile(admin_pb2.ProfileRequest(seconds=0.2, rate=100), timeout=PATIENCE_S)
-    assert answer.looks > 0
+    assert answer.samples > 0
     stacks = [(each.thread, [answer.frames[place] for place in each.frames]) for each in answer.stacks]
     assert any(thread == "MainThread" and names for thread, names in stacks)
 

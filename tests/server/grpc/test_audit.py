@@ -160,7 +160,7 @@ async def test_changes_in_flight_are_bounded(monkeypatch: pytest.MonkeyPatch) ->
 def test_every_admin_method_that_is_not_a_read_is_a_change() -> None:
     methods = {each.name: each.input_type.name for each in admin_pb2.DESCRIPTOR.services_by_name["Admin"].methods}
     changing = {name for name, request in methods.items() if is_change(name, getattr(admin_pb2, request)())}
-    assert changing == {"Drain", "Undrain", "ChangeAccess", "ChangeNamespaces", "ChangeReplicas"}
+    assert changing == {"Drain", "Undrain", "ChangeAccess", "ChangeNamespaces", "ChangeReplicas", "AbandonTransactions"}
     assert is_change("LogLevel", admin_pb2.LogLevelRequest(logger="kvstore", level="WARNING"))
     assert is_change("ChangeRing", admin_pb2.ChangeRingRequest(action="PAUSE"))
     assert not is_change("ChangeRing", admin_pb2.ChangeRingRequest(action="ADD", dry_run=True))

@@ -17,9 +17,9 @@ NAMESPACE = "n" * 64
 
 
 def test_accumulated_errors_stay_below_the_size_of_a_message() -> None:
-    """Each write that a quota refuses has an error of its own. Errors that a client did not read at once broke its
+    """Each write that a quota refuses has its own error. Errors that a client did not read at once broke its
     stream, and its refused writes had an unknown outcome."""
-    outbox, ops = Outbox(), [commands.put(b"k", b"v")] * OPEN_MAX
+    outbox, ops = Outbox(), [commands.Put(b"k", b"v")] * OPEN_MAX
     refused: list[tuple[int, StoreError]] = [
         (place, QuotaExceeded(NAMESPACE, "keys", 10**9, 10**9, place)) for place in range(OPEN_MAX)
     ]

@@ -11,6 +11,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from kvstore.client.core.batching import answered
 from kvstore.errors import ConditionFailed, InvalidRequest, OutcomeUnknown, Unavailable
 from kvstore.partition.state.commands import Code, Flag, Level
+from kvstore.partition.state.traits import INTERNAL
 from kvstore.proto import kv_pb2, kv_pb2_grpc
 from kvstore.proto.page_token import PageToken
 from kvstore.rpc.channels import channel_options
@@ -108,6 +109,53 @@ async def test_batch_returns_a_result_for_each_operation(stub: Any) -> None:
     ]
 
 
+async def test_transaction_returns_results_and_positions(stub: Any) -> None:
+    operations = [
+        kv_pb2.Operation(code=kv_pb2.CHECK, key=b"k", options=kv_pb2.Options(flags=Flag.IF_ABSENT)),
+        kv_pb2.Operation(code=kv_pb2.PUT, key=b"k", value=b"7"),
+        kv_pb2.Operation(code=kv_pb2.GET, key=b"k"),
+    ]
+    request = kv_pb2.RequestId(client=CLIENT, sequence=1, first_unacknowledged=1)
+    call = kv_pb2.BatchRequest(operations=operations, request=request)
+    first = await stub.Transact(call, timeout=PATIENCE_S)
+    assert [(each.version, each.record.value) for each in first.results] == [(0, b""), (1, b""), (1, b"7")]
+    assert [(each.partition, each.sequence) for each in first.positions] == [(first.progress.partition, 1)]
+    assert await stub.Transact(call, timeout=PATIENCE_S) == first, "a retry is told the same"
+
+
+async def test_unmet_condition_of_a_transaction_names_the_key(stub: Any) -> None:
+    operations = [
+        kv_pb2.Operation(code=kv_pb2.PUT, key=b"k", value=b"7"),
+        kv_pb2.Operation(code=kv_pb2.CHECK, key=b"k", options=kv_pb2.Options(flags=Flag.IF_ABSENT)),
+    ]
+    error = await failure_of(stub.Transact(kv_pb2.BatchRequest(operations=operations), timeout=PATIENCE_S))
+    assert isinstance(error, ConditionFailed)
+    assert error.key == b"k"
+    assert not (await stub.Get(kv_pb2.GetRequest(key=b"k"), timeout=PATIENCE_S)).HasField("record")
+
+
+# docs/protocol.md Tx1
+async def test_transaction_over_partitions_with_a_lock_is_refused(stub: Any, servers: Servers) -> None:
+    lock = b"{a}/lock/l/1"
+    owner = servers.cluster.ring.partition_of(lock)
+    other = servers.cluster.key_of(next(PartitionId(each) for each in ("p1", "p2") if each != owner))
+    operations = [kv_pb2.Operation(code=kv_pb2.PUT, key=key, value=b"1") for key in (other, lock)]
+    error = await failure_of(stub.Transact(kv_pb2.BatchRequest(operations=operations), timeout=PATIENCE_S))
+    assert isinstance(error, InvalidRequest)
+    assert "expected no key of a session, lock," in str(error)
+    assert repr(lock) in str(error)
+
+
+async def test_transaction_that_reads_several_partitions_is_answered(stub: Any, servers: Servers) -> None:
+    keys = [servers.cluster.key_of(PartitionId(each)) for each in ("p1", "p2", "p3")]
+    for key in keys[:2]:
+        await stub.Put(kv_pb2.PutRequest(key=key, value=b"of " + key), timeout=PATIENCE_S)
+    operations = [kv_pb2.Operation(code=kv_pb2.GET, key=key) for key in keys]
+    found = await stub.Transact(kv_pb2.BatchRequest(operations=operations), timeout=PATIENCE_S)
+    assert [each.record.value for each in found.results] == [b"of " + keys[0], b"of " + keys[1], b""]
+    assert [(each.partition, each.sequence) for each in found.positions] == [("p1", 1), ("p2", 1), ("p3", 0)]
+
+
 @pytest.mark.parametrize(
     ("method", "request_"),
     [
@@ -119,6 +167,16 @@ async def test_batch_returns_a_result_for_each_operation(stub: Any) -> None:
         ("Put", kv_pb2.PutRequest(key=b"k", request=kv_pb2.RequestId(client=CLIENT, sequence=1 << 63))),
         ("Delete", kv_pb2.DeleteRequest(key=b"k", version=1 << 63)),
         ("Batch", kv_pb2.BatchRequest()),
+        ("Transact", kv_pb2.BatchRequest()),
+        ("Transact", kv_pb2.BatchRequest(operations=[kv_pb2.Operation(code=kv_pb2.SCAN, key=b"k")])),
+        (
+            "Transact",
+            kv_pb2.BatchRequest(operations=[kv_pb2.Operation(code=kv_pb2.PUT, key=b"k", value=bytes(1 << 20))]),
+        ),
+        (
+            "Transact",
+            kv_pb2.BatchRequest(operations=[kv_pb2.Operation(code=kv_pb2.GET, key=b"k%d" % n) for n in range(101)]),
+        ),
         ("Batch", kv_pb2.BatchRequest(operations=[kv_pb2.Operation(code=kv_pb2.SCAN, key=b"k")])),
         ("Batch", kv_pb2.BatchRequest(operations=[kv_pb2.Operation(code=kv_pb2.PUT, key=b"k", value=bytes(1 << 20))])),
     ],
@@ -213,7 +271,7 @@ async def test_calls_are_timed_by_method_and_frames_by_lane(servers: Servers, st
     await stream.send(lane((Code.GET, b"k", b"", 0)), lane((Code.GET, b"x", b"", 0), first=2))
     await stream.receive(1, 2)
     counts = {name: each.count for name, each in servers.service(servers.cluster.ids[0]).histograms.items()}
-    assert counts == {"Get": 1, "Put": 2, "Delete": 0, "Batch": 0, "Execute": 1, "Session": 2}
+    assert counts == {"Get": 1, "Put": 2, "Delete": 0, "Batch": 0, "Transact": 0, "Execute": 1, "Session": 2}
 
 
 async def test_session_answers_every_operation_by_its_number(stub: Any) -> None:
@@ -457,6 +515,27 @@ async def test_health_and_reflection_name_the_service(channel: grpc.aio.Channel)
 
 
 def test_wire_numbers_equal_those_of_the_partition() -> None:
-    assert dict(kv_pb2.Code.items()) == {"CODE_UNSPECIFIED": 0, **{code.name: code.value for code in Code}}
+    public = {code.name: code.value for code in Code if code not in INTERNAL}
+    assert dict(kv_pb2.Code.items()) == {"CODE_UNSPECIFIED": 0, **public}
     assert dict(kv_pb2.Level.items()) == {level.name: level.value for level in Level}
     assert dict(kv_pb2.Flag.items()) == {"NONE": 0, **{str(flag.name): flag.value for flag in Flag}}
+
+
+# docs/protocol.md Tx1
+@pytest.mark.parametrize("code", sorted(INTERNAL))
+async def test_operation_of_leaders_is_refused_in_every_call(stub: Any, code: int) -> None:
+    """A client that could send them would free or forge the locks of other clients' transactions."""
+    put = kv_pb2.Operation(code=kv_pb2.PUT, key=b"a", value=b"v")
+    parts = [put, kv_pb2.Operation(code=code, key=b"a")]  # type: ignore[arg-type]
+    for call in (stub.Batch, stub.Transact):
+        assert isinstance(await failure_of(call(kv_pb2.BatchRequest(operations=parts))), InvalidRequest)
+    lane = kv_pb2.Lane(first=1, keys=[b"a"] * 3)
+    lane.codes.extend([code, Code.BATCH, Code.TRANSACT])  # type: ignore[list-item]
+    for index in (1, 2):
+        lane.options.add(index=index, operations=parts)
+    frame = kv_pb2.Frame(lanes=[lane])
+    session = stub.Session(iter([frame]), timeout=PATIENCE_S)
+    for answers in (await stub.Execute(frame, timeout=PATIENCE_S), await session.read()):
+        failed = {number: each.reason for each in answers.failures for number in each.numbers}
+        assert failed == dict.fromkeys((1, 2, 3), "INVALID_REQUEST")
+    assert not (await stub.Get(kv_pb2.GetRequest(key=b"a"), timeout=PATIENCE_S)).HasField("record")

@@ -16,7 +16,7 @@ from kvstore.meta import codec, paths
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import ensure_path
 from kvstore.partition.election.ranking import Published
-from kvstore.partition.state.commands import Code
+from kvstore.partition.state.commands import Code, ScanTokens
 from kvstore.proto import admin_pb2
 from kvstore.ring import TOKENS, MoveId, MoveState, Ring, new_ring, plan, steps
 from kvstore.ring.moves import Pace
@@ -79,7 +79,7 @@ class Node:
         if partition in self.silent:
             return
         (op,), (token,) = ops, tokens
-        result = 1000 if op[0] == Code.COUNT else ([(b"k" * 4, (b"v" * 32, 0, 0))], None)
+        result = 1000 if op.code == Code.COUNT else ([(b"k" * 4, (b"v" * 32, 0, 0))], None)
         asyncio.get_running_loop().call_soon(sink.complete, token, result)
 
 
@@ -148,12 +148,12 @@ async def test_record_size_is_sampled_when_the_last_range_is_empty(
     admin: RingAdmin, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [source] = {node.ring.owner_of(0)}
-    full = (Code.SCAN_TOKENS, 0)
+    full = 0
 
     def submitted(ops: Any, sink: Any, tokens: Any, ring_version: int = 0, partition: Any = None) -> None:
         """All records of a partition have the token 0."""
         (op,), (token,) = ops, tokens
-        if op[0] == Code.SCAN_TOKENS and op[:2] != full:
+        if isinstance(op, ScanTokens) and op.token != full:
             asyncio.get_running_loop().call_soon(sink.complete, token, ([], None))
         else:
             Node.submit(node, ops, sink, tokens, ring_version, partition)

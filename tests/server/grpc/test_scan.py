@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from kvstore.errors import Moved, Overloaded, Unavailable
-from kvstore.partition.state.commands import Flag, Level, Op, Record
+from kvstore.partition.state.commands import Flag, Level, Op, Range, Record, Scan
 from kvstore.proto import kv_pb2
 from kvstore.ring.builder import new_ring
 from kvstore.ring.ring import PartitionState, Ring
@@ -39,7 +39,7 @@ class Partitions:
     async def count(self, op: Op, partition: PartitionId) -> int:
         return len(self.held[partition])
 
-    async def ask(self, op: Op, partition: PartitionId, ring_version: int) -> Any:
+    async def ask(self, op: Scan | Range, partition: PartitionId, ring_version: int) -> Any:
         if ring_version > self.ring.routed:
             self.ring = next_ring(self.ring)
             raise Moved("", self.ring.routed)
@@ -47,7 +47,7 @@ class Partitions:
             self.held = {P1: self.held[P2], P2: self.held[P1]}
             self.ring = next_ring(self.ring)
         self.asked += 1
-        _, start, end, limit, flags, *_ = op
+        start, end, limit, flags = op.key, op.end, op.limit, op.flags
         rest = [key for key in self.held[partition] if key >= start and (not end or key < end)]
         back = bool(flags & Flag.REVERSE)
         rest = rest[::-1] if back else rest
@@ -59,7 +59,7 @@ class Partitions:
 class NeverHere(Partitions):
     """Every partition replies that the keys are elsewhere."""
 
-    async def ask(self, op: Op, partition: PartitionId, ring_version: int) -> Any:
+    async def ask(self, op: Scan | Range, partition: PartitionId, ring_version: int) -> Any:
         self.asked += 1
         raise Moved("", 0)
 

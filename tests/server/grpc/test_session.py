@@ -154,6 +154,37 @@ async def test_reads_of_batches_in_flight_are_bounded_over_all_callers(tmp_path:
         assert not answers.failures
 
 
+async def test_transaction_in_a_frame_returns_its_positions(tmp_path: Path) -> None:
+    async with one_server(tmp_path) as (env, backend):
+        session = FrameSession(backend, env.clock)
+        parts = [kv_pb2.Operation(code=kv_pb2.GET, key=b"b"), kv_pb2.Operation(code=kv_pb2.PUT, key=b"b", value=b"1")]
+        lane = kv_pb2.Lane(first=7, keys=[b"b"], codes=[kv_pb2.TRANSACT])
+        lane.options.add(index=0, operations=parts)
+        session.accept(kv_pb2.Frame(lanes=[lane]))
+        await asyncio.wait_for(session.wait_all_done(), PATIENCE_S)
+        (answers,) = session.take()
+        (result,) = answers.results
+        owner = backend.topology.ring.partition_of(b"b")
+        assert (result.number, [each.version for each in result.results]) == (7, [0, 1])
+        assert [(each.partition, each.sequence) for each in result.positions] == [(owner, 1)]
+
+
+async def test_reads_of_several_partitions_in_a_frame_are_one_transaction(tmp_path: Path) -> None:
+    async with one_server(tmp_path) as (env, backend):
+        session = FrameSession(backend, env.clock)
+        keys = [b"k%d" % number for number in range(9)]
+        assert len(set(map(backend.topology.ring.partition_of, keys))) == 3
+        lane = kv_pb2.Lane(first=1, keys=[*keys[1:], keys[0]], codes=[*[kv_pb2.PUT] * 8, kv_pb2.TRANSACT])
+        lane.values.extend([*[b"1"] * 8, b""])
+        lane.options.add(index=8, operations=[kv_pb2.Operation(code=kv_pb2.GET, key=key) for key in keys])
+        session.accept(kv_pb2.Frame(lanes=[lane]))
+        await asyncio.wait_for(session.wait_all_done(), PATIENCE_S)
+        (answers,) = session.take()
+        (result,) = answers.results
+        assert [each.record.value for each in result.results] == [b"", *[b"1"] * 8]
+        assert sorted(each.partition for each in result.positions) == ["p1", "p2", "p3"]
+
+
 async def test_unread_stream_begins_no_batches_that_read(tmp_path: Path) -> None:
     async with one_server(tmp_path, 1) as (env, backend):
         session = FrameSession(backend, env.clock, 1000)
@@ -192,7 +223,7 @@ async def test_slow_lane_is_in_the_slow_log_with_first_key_and_count(tmp_path: P
         session.accept(kv_pb2.Frame(lanes=[lane]))
         await asyncio.wait_for(session.wait_all_done(), PATIENCE_S)
         (found,) = slow.latest()
-        assert (found.at, found.operation, found.key) == ("door", "PUT", hash_of(b"a"))
+        assert (found.at, found.operation, found.key) == ("endpoint", "PUT", hash_of(b"a"))
         assert (found.partition, found.operations) == ("p1", 2)
 
 

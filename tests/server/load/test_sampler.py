@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvstore.env import Env
-from kvstore.env.real import real_env
 from kvstore.errors import Unavailable
-from kvstore.partition.state.commands import NOT_NOW, Code, NotNow
+from kvstore.partition.state.commands import NOT_NOW, Get, NotNow
 from kvstore.server.load import sampler as module
 from kvstore.server.load.load import PartitionLoad, encode
 from kvstore.server.load.sampler import BURST, LoadSampler, Tap, loads_of_cluster
@@ -62,13 +59,6 @@ class Here:
         return True
 
 
-@pytest.fixture
-async def env(tmp_path: Path) -> AsyncIterator[Env]:
-    made = real_env(tmp_path)
-    yield made
-    await made.nursery.close()
-
-
 async def is_tapped(here: Here) -> bool:
     return isinstance(here.local[P1], Tap)
 
@@ -89,7 +79,7 @@ async def test_burst_passes_the_tap_and_then_operations_go_directly(
 ) -> None:
     here, load_sampler = tapped
     for number in range(BURST + 5):
-        here.local[P1].submit(((Code.GET, b"k%d" % number, 0, 0),), None, (number,))
+        here.local[P1].submit((Get(b"k%d" % number, 0, 0),), None, (number,))
     assert here.local[P1] is here.replica, "the burst is over"
     assert [token for _, token in here.replica.got] == list(range(BURST + 5)), "all of them, in order"
     await load_sampler.close()
@@ -123,10 +113,10 @@ async def test_idle_tap_stays_and_samples_later_operations(
 ) -> None:
     here, load_sampler = tapped
     tap = here.local[P1]
-    load_sampler.look()
+    load_sampler.poll()
     assert here.local[P1] is tap
-    tap.submit(((Code.GET, b"k", 0, 0),), None, (0,))
-    load_sampler.look()
+    tap.submit((Get(b"k", 0, 0),), None, (0,))
+    load_sampler.poll()
     assert here.local[P1] is not tap
     assert isinstance(here.local[P1], Tap)
     await load_sampler.close()
@@ -135,7 +125,7 @@ async def test_idle_tap_stays_and_samples_later_operations(
 async def test_replica_that_stops_leading_has_no_tap(tapped: tuple[Here, LoadSampler]) -> None:
     here, load_sampler = tapped
     here.led = False
-    load_sampler.look()
+    load_sampler.poll()
     assert here.local[P1] is here.replica
     await load_sampler.close()
 

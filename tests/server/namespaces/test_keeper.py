@@ -83,7 +83,7 @@ async def test_reports_and_rates_do_not_wait_for_a_count() -> None:
     keeper.book.lead(P1, large)
     keeper.book.lead(P2, small)
     for look in range(1, 4):
-        keeper.look()
+        keeper.poll()
         await turns(10)
         assert links.asked == look
         assert keeper.book.used("n").keys == look, "what is heard counts at once"
@@ -98,14 +98,14 @@ async def test_failed_count_is_retried(caplog: pytest.LogCaptureFixture) -> None
     broken, well = Counted(2, failing=True), Counted(2)
     keeper.book.lead(P1, broken)
     keeper.book.lead(P2, well)
-    keeper.look()
+    keeper.poll()
     await turns(20)
     assert well.is_counted
     assert [record.message for record in caplog.records] == [
         "partition=p1 cannot count the usage of namespaces now: no disk"
     ]
     broken.failing = False
-    keeper.look()
+    keeper.poll()
     await turns(20)
     assert broken.is_counted
     await nursery.close()
@@ -125,14 +125,14 @@ async def test_refusal_is_recent_when_a_count_rises() -> None:
     links = Links()
     keeper, nursery = keeper_of(links)
     links.refused = {"n": {"keys": 40}}  # from before the start of this server
-    keeper.look()
+    keeper.poll()
     await turns(10)
     assert keeper.refused_ago_s() == {}
-    keeper.look()
+    keeper.poll()
     await turns(10)
     assert keeper.refused_ago_s() == {}
     links.refused = {"n": {"keys": 41}}
-    keeper.look()
+    keeper.poll()
     await turns(10)
     keeper.book.refused["n", "bytes"] += 1
     assert set(keeper.refused_ago_s()["n"]) == {"keys", "bytes"}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvstore.errors import StoreError
-from kvstore.partition.state.commands import Code, Flag, Op
+from kvstore.partition.state.commands import Batch, Code, Delete, Flag, Get, Meta, Op, Put, Scan
 from kvstore.server.peer import abandoned, flow_control, server
 from kvstore.server.peer import frames as peer_frames
 from kvstore.server.peer.flow_control import (
@@ -23,13 +23,13 @@ from kvstore.server.peer.flow_control import (
 from kvstore.server.peer.frames import Frames, Lane, Operations, Results
 from kvstore.server.routing.large_reads import LARGE_BYTES
 from kvstore.types import PartitionId
-from tests.server.peer.test_peer import connect
+from tests.server.peer.test_link_calls import connect
 from tests.server.servers import servers
 from tests.waiting import wait_until
 
 P1, P2 = PartitionId("p1"), PartitionId("p2")
-GET: Op = (int(Code.GET), b"k", 0, 0)
-PUT: Op = (int(Code.PUT), b"k", b"v", 0, 0, 0, None)
+GET: Op = Get(b"k", 0, 0)
+PUT: Op = Put(b"k", b"v", 0, 0, 0, None)
 
 
 def arrive(flow: FlowControl, partition: PartitionId, ops: list[Op], first: int = 1) -> None:
@@ -41,7 +41,7 @@ def taken(flow: FlowControl) -> list[int]:
 
 
 def get(key: bytes) -> Op:
-    return (int(Code.GET), key, 0, 0)
+    return Get(key, 0, 0)
 
 
 def test_values_per_partition_are_limited_and_wait_in_order() -> None:
@@ -67,10 +67,10 @@ def test_reads_start_few_and_grow_while_values_are_small() -> None:
     assert rounds == 2 * [16, 32, 64, 128, 128, 128, 4], "and the same again when nothing had been under way"
 
 
-META: Op = (int(Code.META), b"k", 0, 0)
-SWAP: Op = (int(Code.PUT), b"k", b"v", 0, int(Flag.RETURN_OLD), 0, None)
-DELETE: Op = (int(Code.DELETE), b"k", 0, 0, None)
-SCAN: Op = (int(Code.SCAN), b"", b"", 10, 0, 0, 0)
+META: Op = Meta(b"k", 0, 0)
+SWAP: Op = Put(b"k", b"v", 0, int(Flag.RETURN_OLD), 0, None)
+DELETE: Op = Delete(b"k", 0, 0, None)
+SCAN: Op = Scan(b"", b"", 10, 0, 0, 0)
 
 
 def test_writes_do_not_wait_behind_reads() -> None:
@@ -210,16 +210,16 @@ def test_cost_of_a_large_value_is_independent_of_the_queue(times: int) -> None:
     """Thousands of different large keys are requested at once: a look through all of them each time takes minutes."""
     looked = 0
 
-    class Waits(tuple[Any, ...]):
+    class Waits(Get):
         """An operation that counts accesses to it."""
 
-        def __getitem__(self, at: Any) -> Any:
+        def __getattribute__(self, name: str) -> Any:
             nonlocal looked
             looked += 1
-            return super().__getitem__(at)
+            return Get if name == "__class__" else super().__getattribute__(name)
 
     flow, count = FlowControl(), 3_000
-    ops = [Waits(get(b"%d" % number)) for number in range(count)] * times
+    ops = [Waits(b"%d" % number) for number in range(count)] * times
     flow.arrive(P1, [(P1, op, number, 0, 0) for number, op in enumerate(ops, 1)])
     begun, order = taken(flow), list[int]()
     while begun:
@@ -245,7 +245,7 @@ def test_mixed_operations_start_once_in_order_of_kind_and_key(seed: int, monkeyp
             number += 1
             key = b"%d" % random.randrange(5)
             op: Op = random.choice(
-                [get(key), get(key), (int(Code.META), key, 0, 0), (*SWAP[:1], key, *SWAP[2:]), PUT, SCAN]
+                [get(key), get(key), Meta(key, 0, 0), Put(key, b"v", flags=int(Flag.RETURN_OLD)), PUT, SCAN]
             )
             waiting[number] = op
             some.append((P1, op, number, 0, number // 7))
@@ -255,12 +255,12 @@ def test_mixed_operations_start_once_in_order_of_kind_and_key(seed: int, monkeyp
         assert flow.oldest(1_000) == min((each // 7 for each in waiting), default=1_000)
         for begun in taken(flow):
             op = waiting.pop(begun)
-            if op[0] != Code.SCAN:
-                kind: object = op[1] if op[0] in (Code.GET, Code.META) else "writes"
+            if op.code != Code.SCAN:
+                kind: object = op.key if op.code in (Code.GET, Code.META) else "writes"
                 taken_of.setdefault(kind, []).append(begun)
             under_way.append(begun)
         (queues,) = flow._by_partition.values()
-        assert queues.apart == Counter(each[1][1] for each in queues.large.waiting)
+        assert queues.apart == Counter(each[1].key for each in queues.large.waiting)
         for _ in range(random.randrange(8)):
             if under_way:
                 ended = under_way.pop(random.randrange(len(under_way)))
@@ -302,12 +302,12 @@ def test_nothing_starts_while_peer_does_not_read() -> None:
     [
         (GET, 1),
         (PUT, 0),
-        ((Code.PUT, b"k", b"v", 0, int(Flag.RETURN_OLD), 0, None), 1),
-        ((Code.DELETE, b"k", int(Flag.RETURN_OLD), 0, None), 1),
-        ((Code.DELETE, b"k", 0, 0, None), 0),
-        ((Code.BATCH, b"k", (GET, PUT, GET), 0, None), 2),
-        ((Code.BATCH, b"k", (GET,) * 100, 0, None), 16),
-        ((Code.META, b"k", 0, 0), 0),
+        (Put(b"k", b"v", 0, int(Flag.RETURN_OLD), 0, None), 1),
+        (Delete(b"k", int(Flag.RETURN_OLD), 0, None), 1),
+        (Delete(b"k", 0, 0, None), 0),
+        (Batch(b"k", (GET, PUT, GET), 0, None), 2),
+        (Batch(b"k", (GET,) * 100, 0, None), 16),
+        (Meta(b"k", 0, 0), 0),
     ],
 )
 def test_values_of_an_operation_are_bounded(op: Op, values: int) -> None:
@@ -330,7 +330,7 @@ async def test_slow_reader_gets_all_answers_and_keeps_its_link(tmp_path: Path, m
         raw = await connect(cluster)
         await cluster["n1"].introduce(raw, "n2")
         raw.reader._transport.pause_reading()  # type: ignore[attr-defined]
-        gets: list[Any] = [(number, (int(Code.GET), key, 0, 0)) for number in range(count)]
+        gets: list[Any] = [(number, Get(key, 0, 0)) for number in range(count)]
         version = cluster["n2"].dispatcher.topology.ring.routed
         raw.writer.write(peer_frames.encode(Operations(version, [Lane("p1", gets=gets)])))
         (connection,) = cluster["n2"].peers._connections.values()
@@ -357,7 +357,7 @@ async def test_slow_reader_gets_all_answers_and_keeps_its_link(tmp_path: Path, m
 async def test_overdue_operations_are_removed_and_later_ones_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(abandoned, "LOOK_S", 0)
+    monkeypatch.setattr(abandoned, "CHECK_S", 0)
     flow, now, begun = FlowControl(), [0.0], list[int]()
     watcher = abandoned.Abandoned(flow, lambda: now[0], lambda: begun.extend(taken(flow)))
     arrive(flow, P1, [*[GET] * READS_FIRST, GET, GET])
@@ -380,7 +380,7 @@ async def test_abandoned_operations_are_not_done(tmp_path: Path, monkeypatch: py
     """This includes writes: the client was already answered that the outcome is unknown, and has continued."""
     monkeypatch.setattr(flow_control, "VALUES_MAX", 8)
     monkeypatch.setattr(abandoned, "OPERATION_TIMEOUT_S", 0.0)
-    monkeypatch.setattr(abandoned, "LOOK_S", 0.01)
+    monkeypatch.setattr(abandoned, "CHECK_S", 0.01)
     count = 60
     async with servers(tmp_path, ["n1", "n2"]) as cluster:
         await cluster.lead("p1", "n2")
@@ -390,15 +390,14 @@ async def test_abandoned_operations_are_not_done(tmp_path: Path, monkeypatch: py
         raw = await connect(cluster)
         await cluster["n1"].introduce(raw, "n2")
         raw.reader._transport.pause_reading()  # type: ignore[attr-defined]
-        batch: Op = (
-            int(Code.BATCH),
+        batch: Op = Batch(
             key,
-            ((int(Code.GET), key, 0, 0),),
+            (Get(key, 0, 0),),
             0,
             None,
         )  # it may write, so it waits with writes
         others: list[Any] = [(number, batch) for number in range(count)]
-        others.append((count, (int(Code.DELETE), key, 0, 0, None)))
+        others.append((count, Delete(key, 0, 0, None)))
         version = cluster["n2"].dispatcher.topology.ring.routed
         raw.writer.write(peer_frames.encode(Operations(version, [Lane("p1", others=others)])))
         (connection,) = cluster["n2"].peers._connections.values()
@@ -451,7 +450,7 @@ async def test_other_clients_are_answered_while_one_reads_large_values(tmp_path:
 
         await answered(Lane("p1", gets=[(0, get(large))]), 1)
         gets = [*((number, get(large)) for number in range(1, count)), (count, get(small))]
-        put: Op = (int(Code.PUT), small, b"new", 0, 0, 0, None)
+        put: Op = Put(small, b"new", 0, 0, 0, None)
         order = await answered(Lane("p1", gets=gets, puts=[(count + 1, put)]), count + 1)
         assert max(order.index(count), order.index(count + 1)) < count // 2
         raw.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from contextlib import suppress
 from typing import Any
 
@@ -25,12 +24,15 @@ from kvstore.errors import (
 )
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.partition.state import commands
-from kvstore.partition.state.commands import Code, Record, RequestId
+from kvstore.partition.state.commands import Code, Get, Put, Range, Record, RequestId, Scan
+from kvstore.partition.state.internal import Attempt
 from kvstore.server.grpc.decode import check_operation_sizes
 from kvstore.server.peer import frames
 from kvstore.server.peer.frames import Answer, Call, FrameError, Frames, Goodbye, Lane, Operations, Ping, Results
+from kvstore.types import PartitionId
 
 REQUEST = RequestId(b"c" * 16, 7, 5, 1_000)
+ATTEMPT = Attempt(PartitionId("p1"), 3, 4)
 
 
 def through(message: frames.Message) -> frames.Message:
@@ -40,7 +42,7 @@ def through(message: frames.Message) -> frames.Message:
 
 def op_through(op: commands.Op) -> commands.Op:
     """Return the message as the other side receives it."""
-    column = {1: "gets", 3: "puts"}.get(op[0], "others")
+    column = {1: "gets", 3: "puts"}.get(op.code, "others")
     sent = through(Operations(1, [Lane("p1", **{column: [(9, op)]})]))
     assert isinstance(sent, Operations)
     (good, bad) = sent.lanes[0].in_order()
@@ -59,7 +61,7 @@ def result_through(result: Any) -> Any:
     ("message", "hex_bytes"),
     [
         (
-            Operations(3, [Lane("p1", gets=[(1, (1, b"k", 0, 0))], puts=[(2, (3, b"k", b"v", 0, 0, 0, None))])], 5),
+            Operations(3, [Lane("p1", gets=[(1, Get(b"k"))], puts=[(2, Put(b"k", b"v"))])], 5),
             "00000023 9401039194a27031 9192019401c4016b0000 9192029703c4016bc40176000000c0 90 05",
         ),
         (
@@ -80,30 +82,29 @@ def test_golden_bytes(message: frames.Message, hex_bytes: str) -> None:
 
 
 EXAMPLES = {
-    commands.get: (b"k", commands.Level.STRICT, 5),
-    commands.meta: (b"k",),
-    commands.put: (b"k", b"v", 5, commands.Flag.IF_ABSENT, 3, REQUEST),
-    commands.delete: (b"k", 1, 2, REQUEST),
-    commands.increment: (b"k", -5, REQUEST),
-    commands.append: (b"k", b"s", REQUEST),
-    commands.expire: (b"k", 5, 1, REQUEST),
-    commands.batch: (b"k", (commands.put(b"k", b"v"), commands.get(b"j")), 0, REQUEST),
-    commands.delete_range: (b"", b"z", REQUEST),
-    commands.scan: (b"", b"", 10, 0, commands.Level.STALE, 3),
-    commands.range_: (b"a", b"b", 10, int(commands.Flag.REVERSE | commands.Flag.BARE), commands.Level.STALE, 3),
-    commands.scan_tokens: (5, 10, commands.Level.STALE),
-    commands.count: (),
-    commands.check: (b"k", 4, 7, REQUEST),
+    commands.Get: (b"k", commands.Level.STRICT, 5),
+    commands.Meta: (b"k",),
+    commands.Put: (b"k", b"v", 5, commands.Flag.IF_ABSENT, 3, REQUEST),
+    commands.Delete: (b"k", 1, 2, REQUEST),
+    commands.Increment: (b"k", -5, REQUEST),
+    commands.Append: (b"k", b"s", REQUEST),
+    commands.Expire: (b"k", 5, 1, REQUEST),
+    commands.Batch: (b"k", (commands.Put(b"k", b"v"), commands.Get(b"j")), 0, REQUEST),
+    commands.DeleteRange: (b"", b"z", REQUEST),
+    commands.Scan: (b"", b"", 10, 0, commands.Level.STALE, 3),
+    commands.Range: (b"a", b"b", 10, int(commands.Flag.REVERSE | commands.Flag.BARE), commands.Level.STALE, 3),
+    commands.ScanTokens: (5, 10, commands.Level.STALE),
+    commands.Count: (),
+    commands.Check: (b"k", 4, 7, REQUEST),
+    commands.Transact: (b"k", (commands.Put(b"k", b"v"), commands.Get(b"j")), 0, REQUEST),
+    commands.Prepare: (b"k", b"h", ATTEMPT, (commands.Put(b"k", b"v"), commands.Get(b"j")), 0, 2, 5),
+    commands.Resolve: (b"k", ATTEMPT, 9, True, 5),
+    commands.Inquire: (b"h", ATTEMPT, b"k", 9, 5),
 }
 
 
-def test_every_operation_constructor_has_an_example() -> None:
-    constructors = {
-        each
-        for name, each in vars(commands).items()
-        if inspect.isfunction(each) and inspect.signature(each).return_annotation == "Op"
-    }
-    assert set(EXAMPLES) == constructors
+def test_every_operation_has_an_example() -> None:
+    assert set(EXAMPLES) == set(commands.TYPES.values())
 
 
 @pytest.mark.parametrize(("make", "arguments"), EXAMPLES.items(), ids=lambda value: getattr(value, "__name__", ""))
@@ -111,16 +112,16 @@ def test_every_operation_arrives_as_sent(make: Any, arguments: tuple[Any, ...]) 
     op = make(*arguments)
     arrived = op_through(op)
     assert arrived == op
-    if isinstance(op[-1], RequestId):
-        assert isinstance(arrived[-1], RequestId), "partitions read a request id's fields by name"
+    if isinstance(op.request, RequestId):
+        assert isinstance(arrived.request, RequestId), "partitions read a request id's fields by name"
 
 
 def test_operations_of_all_columns_keep_submission_order() -> None:
     lane = Lane(
         "p1",
-        gets=[(2, commands.get(b"a")), (5, commands.get(b"b"))],
-        puts=[(1, commands.put(b"a", b"")), (4, commands.put(b"b", b""))],
-        others=[(3, commands.delete(b"a"))],
+        gets=[(2, commands.Get(b"a")), (5, commands.Get(b"b"))],
+        puts=[(1, commands.Put(b"a", b"")), (4, commands.Put(b"b", b""))],
+        others=[(3, commands.Delete(b"a"))],
     )
     arrived = through(Operations(1, [lane]))
     assert isinstance(arrived, Operations)
@@ -177,8 +178,14 @@ def test_error_of_newer_server_is_unknown_outcome(monkeypatch: pytest.MonkeyPatc
         (99, b"k"),
         ("1", b"k"),
         (True, b"k", 0, 0),
-        (5, b"k", 1),
+        (5, b"k"),
+        (5, b"k", 1, None, 0),
         (5, b"k", "1", None),
+        (5, "k", 1, None),
+        (5, b"k", True, None),
+        (2, b"k", 9, 0),
+        (8, b"k", [[3, b"k", b"v", 0, 0, 0, None, 0]], 0, None),
+        5,
         (5, b"", 1, None),
         (5, b"k" * 4097, 1, None),
         (6, b"k", b"v" * ((1 << 20) + 1), None),
@@ -191,10 +198,18 @@ def test_error_of_newer_server_is_unknown_outcome(monkeypatch: pytest.MonkeyPatc
     ],
     ids=lambda op: str(op)[:30],
 )
-def test_malformed_operation_is_refused(op: tuple[Any, ...]) -> None:
-    good, bad = Lane("p1", others=[(1, op)]).in_order()
-    assert good == []
-    assert isinstance(bad[0][1], InvalidRequest)
+def test_malformed_operation_is_refused_alone(op: Any) -> None:
+    sent = through(Operations(1, [Lane("p1", others=[(1, op), (2, commands.Count())])]))
+    assert isinstance(sent, Operations)
+    good, bad = sent.lanes[0].in_order()
+    assert good == [(2, commands.Count())]
+    assert [(number, type(error)) for number, error in bad] == [(1, InvalidRequest)]
+
+
+def test_operation_without_its_last_fields_gets_their_defaults() -> None:
+    sent = through(Operations(1, [Lane("p1", others=[(1, (11, 5, 10, 3))])]))
+    assert isinstance(sent, Operations)
+    assert sent.lanes[0].in_order() == ([(1, commands.ScanTokens(5, 10, commands.Level.STALE, 0))], [])
 
 
 @pytest.mark.parametrize(
@@ -203,11 +218,13 @@ def test_malformed_operation_is_refused(op: tuple[Any, ...]) -> None:
         Lane("p1", gets=[(1, (3, b"k", 0, 0))]),
         Lane("p1", gets=[(1, (1, b"", 0, 0))]),
         Lane("p1", gets=[(1, (1, b"k", 9, 0))]),
+        Lane("p1", gets=[(1, (1, b"k", 0, 0, 0))]),
+        Lane("p1", puts=[(1, (3, b"k", b"v", 0, 0, 0, None, 0))]),
         Lane("p1", puts=[(1, (3, b"k", b"v" * ((1 << 20) + 1), 0, 0, 0, None))]),
         Lane("p1", puts=[(-1, (3, b"k", b"v", 0, 0, 0, None))]),
         Lane("", gets=[]),
     ],
-    ids=["code", "empty key", "level", "value", "number", "name"],
+    ids=["code", "empty key", "level", "long get", "long put", "value", "number", "name"],
 )
 def test_malformed_column_is_a_frame_error(lane: Lane) -> None:
     with pytest.raises(FrameError):
@@ -221,12 +238,12 @@ def test_scan_may_begin_beyond_the_longest_key() -> None:
     merge.feed("p1", [(last, 1)], b"l")
     merge.take()
     ((_, start, *_),) = merge.restarted(["p1", "p2"]).wanted()[:1]
-    scan = (int(Code.SCAN), start, b"", 10, 0, 0, 0)
-    frames.check_op((int(Code.RANGE), start, b"", 10, 0, 0, 0))
+    scan = Scan(start, b"", 10)
+    assert op_through(Range(start, b"", 10)) == Range(start, b"", 10)
     check_operation_sizes(Code.SCAN, start, b"")
-    assert Lane("p1", [], [], [(1, scan)]).in_order() == ([(1, scan)], [])
-    with pytest.raises(FrameError, match="invalid key length of 4098"):
-        frames.check_op((int(Code.SCAN), start + b"\0", b"", 10, 0, 0, 0))
+    assert op_through(scan) == scan
+    with pytest.raises(FrameError, match="of length <= 4097"):
+        frames.restored((int(Code.SCAN), start + b"\0", b"", 10, 0, 0, 0))
 
 
 @given(st.binary(max_size=200))

@@ -18,7 +18,8 @@ from kvstore.server.peer.frames import Call, FrameError
 from kvstore.server.peer.handshake import SAID_AGAIN_S, SAID_MAX, RefusedPeers
 from kvstore.server.peer.proof import PURPOSE, CallingSide
 from kvstore.types import PartitionId, ServerId
-from tests.server.peer.test_peer import connect, echo, hello
+from kvstore.versions import LINK_FIRST, LINK_LATEST
+from tests.server.peer.test_link_calls import connect, echo, hello
 from tests.server.redis.test_parser import packed
 from tests.server.servers import Servers, servers
 from tests.waiting import PATIENCE_S, wait_until
@@ -43,7 +44,7 @@ async def test_client_that_only_claims_to_be_a_server_is_refused(cluster: Server
     call = frames.encode(Call(1, "p1", "m", b""))
     raw = await connect(cluster)
     raw.writer.write(packed(b"KVSTORE.PEER", b"1", b"anybody", b"n2"))
-    assert await raw.read_line() == b"-ERR peer version: expected 2 to 3, got '1'\r\n"
+    assert await raw.read_line() == b"-ERR peer version: expected %d to %d, got '1'\r\n" % (LINK_FIRST, LINK_LATEST)
     raw.close()
     raw = await connect(cluster)
     raw.writer.write(hello())

@@ -95,10 +95,10 @@ async def test_writes_keep_order_when_lead_comes_here(tmp_path: Path) -> None:
         former = await cluster.lead("p1", "n2")
         former.is_up = False
         server = cluster["n1"]
-        server.dispatcher.submit((commands.put(b"k", b"first"),), server.sink, (1,))
+        server.dispatcher.submit((commands.Put(b"k", b"first"),), server.sink, (1,))
         await wait_until(lambda: holds(cluster["n2"]), what="the first is at n2")
         await cluster.host("p1", "n1")
-        server.dispatcher.submit((commands.put(b"k", b"second"),), server.sink, (2,))
+        server.dispatcher.submit((commands.Put(b"k", b"second"),), server.sink, (2,))
         await cluster.announce_leader("p1", "n1")
         first, second = await server.sink.wait(1, 2)
         assert first < second
@@ -111,11 +111,11 @@ async def test_writes_keep_order_when_lead_moves(tmp_path: Path) -> None:
         server = cluster["n1"]
         cluster["n3"].peers.serve(P1, echo)
         await server.links.call(ServerId("n3"), P1, "ask", b"there is a link", PATIENCE_S)
-        server.dispatcher.submit((commands.put(b"k", b"first"),), server.sink, (1,))
+        server.dispatcher.submit((commands.Put(b"k", b"first"),), server.sink, (1,))
         await wait_until(lambda: holds(cluster["n2"]), what="the first is at n2")
         await cluster.host("p1", "n3")
         server.membership.note_leader(P1, ServerId("n3"))
-        server.dispatcher.submit((commands.put(b"k", b"second"),), server.sink, (2,))
+        server.dispatcher.submit((commands.Put(b"k", b"second"),), server.sink, (2,))
         await cluster.announce_leader("p1", "n3")
         first, second = await server.sink.wait(1, 2)
         assert first < second
@@ -126,11 +126,11 @@ async def test_stopping_server_answers_before_it_ends_links(tmp_path: Path) -> N
     async with servers(tmp_path, ["n1", "n2", "n3"]) as cluster:
         await cluster.lead("p1", "n2")
         server, stops = cluster["n1"], cluster["n2"]
-        server.dispatcher.submit((commands.put(b"k", b"there is a link"),), server.sink, (1,))
+        server.dispatcher.submit((commands.Put(b"k", b"there is a link"),), server.sink, (1,))
         await server.sink.wait(1)
         await cluster.host("p1", "n3")
         stops.dispatcher.host(P1, None)
-        server.dispatcher.submit((commands.put(b"k", b"on its way"),), server.sink, (2,))
+        server.dispatcher.submit((commands.Put(b"k", b"on its way"),), server.sink, (2,))
         await asyncio.sleep(0)
         await stops.resp.close()
         await stops.peers.close()
@@ -183,9 +183,9 @@ class Leader:
         return (0, 0)
 
 
-def sent(number: int, heard: int, partition: str = "p1") -> bytes:
+def sent(number: int, received: int, partition: str = "p1") -> bytes:
     lane = Lane(partition, puts=[(number, (3, b"k", b"v", 0, 0, 0, None))])
-    return frames.encode(Operations(1, [lane], heard))
+    return frames.encode(Operations(1, [lane], received))
 
 
 async def test_operations_sent_before_a_refusal_arrived_are_not_done() -> None:
@@ -217,14 +217,14 @@ async def test_paused_process_reads_before_it_declares_silence(
     link = PeerLink(cast(Any, links), N2)
     link.connection_made(cast(Any, stream))
     prove(link)
-    submit(link, Pending(1, commands.put(b"k", b"v"), sink, 7))
+    submit(link, Pending(1, commands.Put(b"k", b"v"), sink, 7))
     await asyncio.sleep(0)
     links.time += 60.0
     link._sweep()
     assert not stream.is_aborted
     link.data_received(frames.encode(Results(numbers=[(1, 42)])))
     assert await sink.wait(7) == [42]
-    submit(link, Pending(2, commands.put(b"k", b"v"), sink, 8))
+    submit(link, Pending(2, commands.Put(b"k", b"v"), sink, 8))
     await asyncio.sleep(0)
     for _ in range(7):
         links.time += SWEEP_S
@@ -250,8 +250,8 @@ async def test_link_is_replaced_by_higher_version_when_idle() -> None:
     link.connection_made(cast(Any, stream))
     link.is_open = True
     number = link.flight.next_number()
-    link.flight.pending[number] = P1, Pending(number, commands.get(b"k"), sink, 0)
-    link.heard_at = link._swept_at = owner.now()
+    link.flight.pending[number] = P1, Pending(number, commands.Get(b"k"), sink, 0)
+    link.received_at = link._swept_at = owner.now()
     link._sweep()
     assert link.flight.has_room()
     owner.version_to = Links().version_to  # type: ignore[method-assign]
@@ -402,13 +402,13 @@ async def test_operation_unknown_to_peer_is_refused_here(
     link.connection_made(cast(Any, stream))
     link.is_open = True
     stream.written.clear()
-    for token, op in enumerate((commands.get(b"k"), commands.count(b""), commands.scan(b"", b"", 1))):
+    for token, op in enumerate((commands.Get(b"k"), commands.Count(), commands.Scan(b"", b"", 1))):
         number = link.flight.next_number()
         link.flight.pending[number] = P1, Pending(number, op, sink, token)
         link.add(P1, number, op)
     link.flush()
     sent = [frame for frame in stream.written if isinstance(frame, Operations)]
-    codes = [op[0] for lane in sent[0].lanes for _, op in (*lane.gets, *lane.others)]
+    codes = [op.code for lane in sent[0].lanes for _, op in lane.in_order()[0]]
     assert codes == [Code.GET, *([Code.COUNT] if is_sent else []), Code.SCAN]
     if not is_sent:
         (refused,) = await sink.wait(1)
@@ -421,4 +421,4 @@ def test_unknown_trailing_fields_are_ignored() -> None:
     body = msgspec.msgpack.encode([1, 7, [["p1", [[1, [1, b"k", 0, 0]]], [], [], "more"]], 3, {"traced": True}])
     (found,) = frames.Frames().feed(frames.HEADER.pack(len(body)) + body)
     assert isinstance(found, Operations)
-    assert (found.ring_version, found.heard, found.lanes[0].gets) == (7, 3, [(1, (1, b"k", 0, 0))])
+    assert (found.ring_version, found.received, found.lanes[0].gets) == (7, 3, [(1, commands.Get(b"k"))])

@@ -10,6 +10,7 @@ import pytest
 from kvstore.server.peer.frames import FrameError
 from kvstore.server.peer.proof import NONCE_BYTES, PROOF_BYTES, CalledSide, CallingSide, Credentials, HandshakeRefused
 from kvstore.types import ServerId
+from kvstore.versions import LINK_FIRST, LINK_LATEST
 
 KEY, OTHER_KEY = bytes(range(32)), bytes(range(1, 33))
 N1, N2, N3 = ServerId("n1"), ServerId("n2"), ServerId("n3")
@@ -102,8 +103,9 @@ def test_old_and_new_secret_are_accepted_during_rotation() -> None:
 
 
 def test_other_version_is_refused_by_number_before_anything_else() -> None:
-    for said in ([b"1", b"n1", b"n2"], [b"4", b"n1", b"n2", b"c1", bytes(32), b"more"]):
-        with pytest.raises(HandshakeRefused, match="peer version: expected 2 to 3, got"):
+    below, above = b"%d" % (LINK_FIRST - 1), b"%d" % (LINK_LATEST + 1)
+    for said in ([below, b"n1", b"n2"], [above, b"n1", b"n2", b"c1", bytes(32), b"more"]):
+        with pytest.raises(HandshakeRefused, match=f"peer version: expected {LINK_FIRST} to {LINK_LATEST}, got"):
             CalledSide(of(N2), said)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvstore.proto.admin_pb2 import ClusterReport
-from kvstore.server.placement.balancing import BalancingMove, next_balancing_move
+from kvstore.server.placement.balancing import BalancingMove, is_complete, next_balancing_move, not_considered
 
 
 def cluster(zones: Mapping[str, str], *placed: str) -> ClusterReport:
@@ -67,6 +67,27 @@ def test_absent_or_draining_servers_take_nothing() -> None:
     del report.ring.draining[:]
     report.nodes[0].report.roles[0] = "bookie"
     assert next_balancing_move(report) is None
+
+
+def test_servers_without_an_answer_are_named_unless_they_drain() -> None:
+    report = cluster(FOUR, *["bcd"] * 4)
+    assert not_considered(report) == []
+    report.nodes[0].no_answer = "timed out"
+    report.nodes[1].report.not_ready.append("starting")
+    report.nodes[2].no_answer = "timed out"
+    report.ring.draining.append("c")
+    assert not_considered(report) == ["a", "b"]
+    report.nodes[1].report.roles[0] = "bookie"
+    report.nodes[0].registered = False
+    assert not_considered(report) == []
+
+
+def test_report_by_an_older_ring_is_not_complete() -> None:
+    report = cluster(FOUR, *["bcd"] * 4)
+    report.ring.version = 7
+    assert is_complete(report)
+    report.nodes[0].report.ring_version = 8
+    assert not is_complete(report)
 
 
 def test_incomplete_or_retired_partition_is_skipped() -> None:

@@ -16,7 +16,7 @@ from kvstore.server.cluster.topology import Member
 from kvstore.server.placement import steward as module
 from kvstore.server.placement.newcomers import STUCK_S
 from kvstore.server.placement.retirement import drop_kept, partitions_kept
-from kvstore.server.placement.steward import CLOSE_BEHIND, LOOK_AT_KEPT_S
+from kvstore.server.placement.steward import CHECK_KEPT_S, CLOSE_BEHIND
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, PartitionId, Quorum, Seq
 from kvstore.wal.creator import OWNER_KEY
 from kvstore.wal.lists import LedgerLists, ReadersLists
@@ -217,7 +217,7 @@ async def test_retired_partition_leaves_nothing_behind(world: World) -> None:
     await looks(steward)
     assert set(world.ring.partitions) == {P2}
     assert world.ring.retired == (P1,)
-    world.clock.at += LOOK_AT_KEPT_S
+    world.clock.at += CHECK_KEPT_S
     await looks(steward)
     assert await LedgerStore(world.store).list_ids() == [3]
     assert await world.store.children(paths.PARTITIONS) == ["p2"]
@@ -349,7 +349,7 @@ async def test_undecodable_node_does_not_block_other_retirements(world: World) -
     steward = world.steward()
     await looks(steward)
     assert set(world.ring.partitions) == {P1, P3}
-    world.clock.at += LOOK_AT_KEPT_S
+    world.clock.at += CHECK_KEPT_S
     await looks(steward)
     assert await LedgerStore(world.store).list_ids() == [4, 5]
 

@@ -1,6 +1,7 @@
 """Writes the replies of a redis-server into the scripts in golden/: `python -m tests.server.redis.record [FILE ...]`.
 
-Commands, comments and declared differences stay as they are. Needs a redis-server on the PATH.
+Commands, comments and declared differences stay as they are. So does an earlier reply that differs only in what the
+comparison ignores, such as the remaining time of a key. Needs a redis-server on the PATH.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from tests.server.redis.compare import redis_server
+from tests.server.redis.compare import redis_server, same
 from tests.server.redis.script import END, GOLDEN, Script, gist, read, reply, written
 
 QUIET_S = 0.1
@@ -22,9 +23,11 @@ async def record(script: Script, port: int) -> None:
     await reply(reader)
     for step in script.steps:
         writer.write(step.data)
-        step.theirs = [await reply(reader)] if step.words else await replies(reader)
+        found = [await reply(reader)] if step.words else await replies(reader)
         if step.is_loose:
-            step.theirs = [gist(each) for each in step.theirs]
+            found = [gist(each) for each in found]
+        if not (step.theirs and await same(step, found, step.theirs)):
+            step.theirs = found
     writer.close()
 
 

@@ -85,13 +85,16 @@ async def redis_port(
     report_syncs: Callable[[], None] = nothing_has_ended,
     access: Access | None = None,
     allows_flush: bool = False,
+    transactions_across_slots: bool = False,
     audit: AuditLines | None = None,
 ) -> AsyncIterator[RespPort]:
     async with one_server(root, partitions) as (env, backend):
         env = replace(env, report_syncs=report_syncs, audit=audit or AuditLines())
         facts = {"Kvstore": {"node_id": "n1"}}
         server = RespServer(
-            env, backend, limits or Limits(), refuse_peers, lambda: facts, access, allows_flush=allows_flush
+            *(env, backend, limits or Limits(), refuse_peers, lambda: facts, access),
+            allows_flush=allows_flush,
+            transactions_across_slots=transactions_across_slots,
         )
         address = await server.open("127.0.0.1:0")
         try:

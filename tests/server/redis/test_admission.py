@@ -15,7 +15,7 @@ from kvstore.server.peer.frames import FrameError
 from kvstore.server.peer.proof import CallingSide
 from kvstore.server.redis import listener as resp_listener
 from kvstore.types import PartitionId, ServerId
-from tests.server.peer.test_peer import connect, echo, hello
+from tests.server.peer.test_link_calls import connect, echo, hello
 from tests.server.redis.resp_port import Raw, redis_port
 from tests.server.redis.test_parser import packed
 from tests.server.servers import servers

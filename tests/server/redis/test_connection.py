@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from kvstore.errors import (
 from kvstore.namespaces import Namespace
 from kvstore.namespaces.rates import Rates
 from kvstore.partition.state.commands import Code, Level, Op, Sink
+from kvstore.partition.state.traits import INTERNAL
 from kvstore.server.config import Limits
 from kvstore.server.redis import listener as resp_listener
 from kvstore.server.redis.parser import BULK_BYTES_MAX
@@ -31,12 +32,6 @@ from kvstore.server.redis.pipeline.pipeline import TOGETHER_MIN
 from tests.server.redis.resp_port import RespPort, redis_port
 from tests.server.redis.test_parser import packed
 from tests.waiting import wait_until
-
-
-@pytest.fixture
-async def resp(tmp_path: Path) -> AsyncIterator[RespPort]:
-    async with redis_port(tmp_path) as opened:
-        yield opened
 
 
 def bulk(data: bytes) -> bytes:
@@ -76,7 +71,7 @@ async def test_read_waits_for_an_earlier_write_of_its_connection(
         resp.backend.hold()
         raw.writer.write(write + read)
         await wait_until(lambda: has_changed(resp), what="the write is submitted")
-        assert not any(op[0] in (Code.GET, Code.META) for op in resp.backend.submitted)
+        assert not any(op.code in (Code.GET, Code.META) for op in resp.backend.submitted)
         resp.backend.let_go()
         assert await raw.read(len(answers)) == answers
 
@@ -91,7 +86,7 @@ async def test_write_waits_for_an_earlier_read_of_its_connection(resp: RespPort,
         raw.writer.write(read + write)
         await wait_until(lambda: at_least(len(resp.backend.submitted), before + 1), what="the read is submitted")
         await other.ask(packed(b"PING"), b"+PONG\r\n")
-        assert {op[0] for op in resp.backend.submitted[before:]} <= {Code.GET, Code.META}
+        assert {op.code for op in resp.backend.submitted[before:]} <= {Code.GET, Code.META}
         resp.backend.do_held_reads()
         assert await raw.read_line() in (b"$3\r\n", b":3\r\n", b"*2\r\n")
         await wait_until(lambda: at_least(len(resp.backend.submitted), before + 2), what="the write follows")
@@ -186,7 +181,7 @@ async def test_pipelined_reads_get_the_replies_of_single_ones(resp: RespPort, pr
 
 
 async def has_changed(resp: RespPort) -> bool:
-    return any(op[0] not in (Code.GET, Code.META) for op in resp.backend.submitted)
+    return any(op.code not in (Code.GET, Code.META) for op in resp.backend.submitted)
 
 
 async def test_malformed_frame_closes_the_connection_after_earlier_replies(resp: RespPort) -> None:
@@ -270,7 +265,7 @@ async def test_readonly_makes_reads_stale_until_readwrite(resp: RespPort) -> Non
     async with resp.raw() as raw:
         stream = packed(b"READONLY") + packed(b"GET", b"k") + packed(b"READWRITE") + packed(b"GET", b"k")
         await raw.ask(stream, b"+OK\r\n$-1\r\n+OK\r\n$-1\r\n")
-    levels = [op[2] for op in resp.backend.submitted if op[0] == Code.GET]
+    levels = [op.level for op in resp.backend.submitted if op.code == Code.GET]
     assert levels == [Level.STALE, Level.LINEARIZABLE]
 
 
@@ -288,7 +283,7 @@ async def test_read_under_a_watch_is_not_stale(resp: RespPort, ending: bytes, re
     """EXEC would compare the version that WATCH saw, and write a value made of an older one."""
 
     def stale() -> int:
-        return sum(op[0] == Code.GET and op[2] == Level.STALE for op in resp.backend.submitted)
+        return sum(op.code == Code.GET and op.level == Level.STALE for op in resp.backend.submitted)
 
     get, none = packed(b"GET", b"k"), b"$-1\r\n"
     async with resp.raw() as raw:
@@ -414,7 +409,7 @@ async def test_rate_admits_a_command_of_several_keys_whole_or_not_at_all(
     def counted(ops: Sequence[Op], sink: Sink, tokens: Sequence[int], *more: Any) -> None:
         """As in the dispatcher."""
         for op, token in zip(ops, tokens, strict=True):
-            refusal = rates.refusal_or_none([op[1]])
+            refusal = rates.refusal_or_none([op.key])
             submit((op,), sink, (token,), *more) if refusal is None else resp.backend._fail(sink, token, refusal)
 
     monkeypatch.setattr(resp.backend, "submit", counted)
@@ -486,3 +481,17 @@ async def test_capacity_of_an_aborted_transaction_is_free_for_the_next(resp: Res
         raw.writer.write((queued + packed(b"EXEC")) * 2 + packed(b"PING"))
         answers = await raw.read_until(b"+PONG\r\n")
         assert answers.count(b"-EXECABORT") == 2
+
+
+# docs/protocol.md Tx1
+@pytest.mark.parametrize("code", sorted(INTERNAL))
+async def test_operation_of_leaders_is_no_command(resp: RespPort, code: int) -> None:
+    async with resp.raw() as raw:
+        for name in (Code(code).name.encode(), b"%d" % code):
+            raw.writer.write(packed(b"MULTI") + packed(name, b"a", b"1") + packed(b"EXEC") + packed(name, b"a"))
+            replies = [await raw.read_line() for _ in range(4)]
+            assert replies[0] == b"+OK\r\n"
+            assert replies[1].startswith(b"-ERR unknown command"), replies
+            assert replies[2].startswith(b"-EXECABORT"), replies
+            assert replies[3].startswith(b"-ERR unknown command"), replies
+    assert resp.backend.submitted == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,16 +11,10 @@ import redis.asyncio as redis
 from redis.exceptions import ExecAbortError, ResponseError
 
 from kvstore.limits import VALUE_BYTES_MAX
-from tests.server.redis.resp_port import RespPort, redis_port
+from tests.server.redis.pipeline.test_reply_memory import go_on_reading, stop_reading
+from tests.server.redis.resp_port import RespPort
 from tests.server.redis.test_parser import packed
-from tests.server.redis.test_reply_memory import go_on_reading, stop_reading
 from tests.waiting import wait_until
-
-
-@pytest.fixture
-async def resp(tmp_path: Path) -> AsyncIterator[RespPort]:
-    async with redis_port(tmp_path) as opened:
-        yield opened
 
 
 @pytest.fixture(params=[2, 3], ids=["RESP2", "RESP3"])

@@ -10,7 +10,7 @@ from kvstore.server.redis.shared_answer import PAUSE_FACTOR, SharedAnswer
 
 
 class Pages:
-    """Each takes a second by a clock of its own."""
+    """Each takes a second by its own clock."""
 
     def __init__(self) -> None:
         self.time, self.made = 0.0, 0

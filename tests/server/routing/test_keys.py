@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from kvstore.errors import InvalidRequest, NotLeader
-from kvstore.partition.state.commands import Code, Level, Op
-from kvstore.partition.state.traits import LEVEL_AT
+from kvstore.partition.state.commands import Count, Level, Op, Scan, ScanTokens
 from kvstore.ring.builder import new_ring
 from kvstore.ring.hashing import TOKENS, token_of
 from kvstore.ring.ring import Ring
@@ -117,7 +116,7 @@ async def test_page_referred_to_the_leader_is_read_there(walk: Any) -> None:
     levels: list[int] = []
 
     async def ask(op: Op, partition: PartitionId) -> Any:
-        levels.append(level := op[LEVEL_AT[op[0]]])
+        levels.append(level := op.level)
         if level != Level.LINEARIZABLE:
             raise NotLeader("p1")
         return [(b"k", None)], None
@@ -171,13 +170,14 @@ class Keys:
     async def ask(self, op: Op, partition: PartitionId) -> Any:
         self.asked += 1
         held = self.keys[partition]
-        if op[0] == Code.COUNT:
+        if isinstance(op, Count):
             return len(held)
-        if op[0] == Code.SCAN:
-            inside = sorted(key for _, key in held if op[1] <= key and (not op[2] or key < op[2]))
-            self.told += len(page := inside[: op[3]])
-            return [(key, None) for key in page], inside[op[3]] if len(inside) > op[3] else None
-        _, start, limit, *_ = op
+        if isinstance(op, Scan):
+            inside = sorted(key for _, key in held if op.key <= key and (not op.end or key < op.end))
+            self.told += len(page := inside[: op.limit])
+            return [(key, None) for key in page], inside[op.limit] if len(inside) > op.limit else None
+        assert isinstance(op, ScanTokens)
+        start, limit = op.token, op.limit
         page = [(token, key) for token, key in held if token >= start]
         if len(page) <= limit:
             return [(key, None) for _, key in page], None

@@ -59,7 +59,7 @@ class Way:
     def ask(self, caller: Caller, count: int = 1) -> None:
         for _ in range(count):
             self.asked += 1
-            pending = Pending(self.asked, commands.get(b"k"), caller, self.asked)
+            pending = Pending(self.asked, commands.Get(b"k"), caller, self.asked)
             if self.reads.is_on and not self.reads.may_begin(pending):
                 self.reads.wait(P1, pending, self.now)
             else:
@@ -165,16 +165,16 @@ def test_reads_of_gone_or_silent_clients_end() -> None:
     first, second = greedy_ones(way, 2)
     waiting = way.reads.count
     first.left = True
-    gone = way.reads.look(way.now)
+    gone = way.reads.take_late(way.now)
     assert {id(each.sink) for each in gone} == {id(first)}
     assert way.reads.count == waiting - len(gone)
     way.now += PATIENCE_S / 2
     way.answer(way.of(first)[0], LARGE)
     way.answer(way.of(second)[0], LARGE)
     way.now += PATIENCE_S / 2 + 0.1
-    assert way.reads.look(way.now) == []
+    assert way.reads.take_late(way.now) == []
     way.now += PATIENCE_S
-    assert {id(each.sink) for each in way.reads.look(way.now)} == {id(second)}
+    assert {id(each.sink) for each in way.reads.take_late(way.now)} == {id(second)}
     assert way.reads.count == 0
 
 
@@ -184,7 +184,7 @@ def test_scheduling_ends_without_large_values() -> None:
     while way.under_way:
         way.answer(min(way.under_way), LARGE)
     way.now += QUIET_S + 0.1
-    assert way.reads.look(way.now) == []
+    assert way.reads.take_late(way.now) == []
     assert not way.reads.is_on
     way.ask(greedy, 500)
     assert len(way.under_way) == 500
@@ -240,14 +240,14 @@ async def asked_for_much(cluster: Servers, count: int) -> list[Leaving]:
     server, callers = cluster["n1"], [Leaving() for _ in range(count)]
     value = bytes(LARGE)
     for token in range(1, GREEDY + 1):
-        server.dispatcher.submit((commands.put(b"fat%d" % token, value),), server.sink, (token,))
-    server.dispatcher.submit((commands.put(b"small", b"v"),), server.sink, (0,))
+        server.dispatcher.submit((commands.Put(b"fat%d" % token, value),), server.sink, (token,))
+    server.dispatcher.submit((commands.Put(b"small", b"v"),), server.sink, (0,))
     await server.sink.wait(*range(GREEDY + 1))
-    server.dispatcher.submit((commands.get(b"fat1"),), callers[0], (0,))
+    server.dispatcher.submit((commands.Get(b"fat1"),), callers[0], (0,))
     await callers[0].wait(0)
     for each in callers:
         for token in range(1, GREEDY + 1):
-            server.dispatcher.submit((commands.get(b"fat%d" % token),), each, (token,))
+            server.dispatcher.submit((commands.Get(b"fat%d" % token),), each, (token,))
     return callers
 
 
@@ -255,7 +255,7 @@ async def test_small_read_does_not_wait_behind_large_ones(cluster: Servers, monk
     monkeypatch.setattr(flow_control, "LARGE_KEYS_MAX", 0)  # more keys than n2 remembers to be large
     greedy = await asked_for_much(cluster, 4)
     server = cluster["n1"]
-    server.dispatcher.submit((commands.get(b"small"),), server.sink, (-1,))
+    server.dispatcher.submit((commands.Get(b"small"),), server.sink, (-1,))
     await server.sink.wait(-1)
     answered = sum(len(each.results) for each in greedy)
     assert answered < GREEDY, "of 1,600 reads of large values few came before it"

@@ -12,7 +12,7 @@ from kvstore.errors import Moved, NotLeader, StoreError
 from kvstore.partition.state import commands
 from kvstore.ring.builder import new_ring
 from kvstore.server.cluster.topology import ClusterTopology
-from kvstore.server.peer.refusals import UnheardRefusals
+from kvstore.server.peer.refusals import UnreceivedRefusals
 from kvstore.server.routing import events, redirects, waiting_lines
 from kvstore.server.routing import router as module
 from kvstore.server.routing.flight import Flight
@@ -81,7 +81,7 @@ def test_read_refused_repeatedly_times_out(
     router.handle(events.LinkOpened(flight), now)
     flight.reads.note_large(client.line, BYTES_AT_ONCE, now)
     for token in range(10):
-        router.handle(events.Submitted(commands.get(b"k"), client, token), now)
+        router.handle(events.Submitted(commands.Get(b"k"), client, token), now)
     while len(client.results) < 10:
         refused: list[tuple[int, NotLeader | Moved]] = [(number, NotLeader(p1)) for number in flight.pending]
         for command in router.handle(events.RefusedByPeer(flight, refused), now):
@@ -102,7 +102,7 @@ def test_waiting_scan_is_sent_when_leader_is_known() -> None:
     router = Router(n1, ClusterTopology(ring, {}, {}), lambda _: False, waiting_max=100, bytes_max=1 << 20)
     flight = Flight(n2, 100)
     router.handle(events.LinkOpened(flight), 0.0)
-    assert not router.handle(events.Submitted(commands.scan(b"", b"", 9), ClientSink(), 1, p1, ring.routed), 0.0)
+    assert not router.handle(events.Submitted(commands.Scan(b"", b"", 9), ClientSink(), 1, p1, ring.routed), 0.0)
     commands_ = router.handle(events.TopologyChanged(ClusterTopology(ring, {p1: (n2, 1)}, {})), 0.1)
     commands_ += router.handle(events.Expelled(), 0.1)
     assert [type(each) for each in commands_] == [events.Send]
@@ -112,7 +112,7 @@ def test_waiting_scan_is_refused_when_ring_changes() -> None:
     p1, n1, n2 = PartitionId("p1"), ServerId("n1"), ServerId("n2")
     ring = new_ring([p1], {n2: ""}, 1)
     router = Router(n1, ClusterTopology(ring, {}, {}), lambda _: False, waiting_max=100, bytes_max=1 << 20)
-    router.handle(events.Submitted(commands.scan(b"", b"", 9), ClientSink(), 1, p1, ring.routed), 0.0)
+    router.handle(events.Submitted(commands.Scan(b"", b"", 9), ClientSink(), 1, p1, ring.routed), 0.0)
     later = replace(ring, version=ring.version + 1, routed=ring.version + 1)
     router.handle(events.TopologyChanged(ClusterTopology(later, {p1: (n2, 1)}, {})), 0.1)
     (refusal,) = router.handle(events.Expelled(), 0.1)
@@ -134,7 +134,7 @@ BREAKAGES: dict[str, tuple[object, str, Callable[..., Any]]] = {
     "what is under way behind a write that came back holds no key": (Flight, "writes_on", lambda *_: []),
     "what is redirected goes out in the order in which it came back": (redirects, "by_order", lambda _: 0),
     "what waits for a leader stands in the order in which it came back": (waiting_lines, "by_order", lambda _: 0),
-    "what was sent before a refusal was heard is done": (UnheardRefusals, "of", lambda *_: None),
+    "what was sent before a refusal was received is done": (UnreceivedRefusals, "of", lambda *_: None),
     "who refused is asked again before all has come back": (Routes, "_carries", lambda *_: False),
 }
 

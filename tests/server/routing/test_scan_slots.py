@@ -23,7 +23,7 @@ class Time:
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> Time:
     monkeypatch.setattr(scan_slots, "SCANS_MAX", 1)
-    monkeypatch.setattr(scan_slots, "LOOK_S", 0)
+    monkeypatch.setattr(scan_slots, "CHECK_S", 0)
     return Time()
 
 

@@ -20,7 +20,7 @@ from kvstore.ring.builder import new_ring
 from kvstore.ring.hashing import token_of
 from kvstore.ring.moves import MoveId
 from kvstore.server.cluster.topology import ClusterTopology
-from kvstore.server.peer.refusals import UnheardRefusals
+from kvstore.server.peer.refusals import UnreceivedRefusals
 from kvstore.server.routing import events
 from kvstore.server.routing.flight import Flight
 from kvstore.server.routing.large_reads import BYTES_AT_ONCE
@@ -101,13 +101,13 @@ class Replica:
         queue, self._queue = self._queue, []
         for op, sink, token in queue:
             truth = self._server.world.truth
-            if truth.owner[op[1]] != self._partition:
+            if truth.owner[op.key] != self._partition:
                 self._server.handle(events.RejectedHere(op, sink, token, Moved("", 0)))
-            elif op[0] == Code.GET:
+            elif op.code == Code.GET:
                 sink.complete(token, Value(self._server.world.random.random() < self._server.world.large))
             else:
-                truth.done.setdefault(op[1], []).append(int(op[2]))
-                sink.complete(token, len(truth.done[op[1]]))
+                truth.done.setdefault(op.key, []).append(int(op.value))
+                sink.complete(token, len(truth.done[op.key]))
 
     def stop(self) -> None:
         """End its leadership: waiting operations are not executed."""
@@ -118,7 +118,7 @@ class Replica:
     def redirect_moved(self) -> None:
         staying = []
         for each in self._queue:
-            if self._server.world.truth.owner[each[0][1]] == self._partition:
+            if self._server.world.truth.owner[each[0].key] == self._partition:
                 staying.append(each)
             else:
                 self._server.handle(events.RejectedHere(*each, Moved("", 0)))
@@ -130,7 +130,7 @@ class Session(PeerSink):
 
     def __init__(self, server: Server, link: Link) -> None:
         self._server, self._link = server, link
-        self._refusals = UnheardRefusals()
+        self._refusals = UnreceivedRefusals()
         self._results: list[tuple[int, Any]] = []
         self._written = 0
 
@@ -138,7 +138,7 @@ class Session(PeerSink):
         for number, partition, op in frame:
             error = self._refusals.of(partition, op, heard)
             if error is not None:
-                self.turn_away(op, number, error)
+                self.reject(op, number, error)
             else:
                 self._server.handle(events.SentByPeer(partition, op, self, number, ring_version))
         self._refusals.forget(heard)
@@ -148,7 +148,7 @@ class Session(PeerSink):
             self._refusals.partitions.refuse([PartitionId(result.partition)])
         self._results.append((token, result))
 
-    def turn_away(self, op: Op, token: int, error: NotLeader | Moved) -> None:
+    def reject(self, op: Op, token: int, error: NotLeader | Moved) -> None:
         if isinstance(error, Moved):
             self._refusals.refuse(op)
         self.complete(token, error)
@@ -161,7 +161,7 @@ class Session(PeerSink):
             self._link.back.append(self._results)
             self._results = []
             self._written += 1
-            self._refusals.tell(self._written)
+            self._refusals.note_sent(self._written)
 
 
 class Link:
@@ -230,13 +230,13 @@ class Server:
 
     def submit(self, op: Op, sink: Sink, number: int) -> None:
         """Submit an operation as `Dispatcher.submit` does: directly where that is allowed."""
-        partition = self.router.partition_of(op[1])
+        partition = self.router.partition_of(op.key)
         if not self.router.redirects.keys:
             flight = self.router.routes.direct.get(partition)
             router = self.router
             if self._serves(partition) and not (partition in router.routes.sent_to or partition in router.waiting):
                 return self.replicas[partition].submit(op, sink, number)
-            is_weighed = flight is not None and flight.reads.is_on and op[0] == Code.GET
+            is_weighed = flight is not None and flight.reads.is_on and op.code == Code.GET
             if not self._serves(partition) and flight is not None and flight.has_room() and not is_weighed:
                 sent = self.router.follow(flight, partition, op, sink, number)
                 return self.links[flight.server].send(partition, sent, op)
@@ -250,8 +250,8 @@ class Server:
         self.handle(events.TopologyChanged(topology))
         self.handle(events.Expelled())
 
-    def look(self, link: Link) -> None:
-        self.handle(events.ReadsAnswered(link.flight, is_look=True))
+    def check_reads(self, link: Link) -> None:
+        self.handle(events.ReadsAnswered(link.flight, is_check=True))
 
     def lose(self, server: ServerId) -> None:
         self.links.pop(server).lose()
@@ -277,7 +277,7 @@ class Server:
             case events.Fail(sink, token, error):
                 sink.complete(token, error)
             case events.RejectPeer(sink, op, token, moved):
-                sink.turn_away(op, token, moved)
+                sink.reject(op, token, moved)
             case events.ExpelHere():
                 for replica in self.replicas.values():
                     replica.redirect_moved()
@@ -316,8 +316,8 @@ class World:
         self.asked.append(len(self.asked))
         server = self.servers[NAMES[0]]
         if self.reads and self.random.random() < self.reads:
-            return server.submit(commands.get(key), self.random.choice(self.readers), self.asked[-1])
-        return server.submit(commands.put(key, b"%d" % self.asked[-1]), server.clients, self.asked[-1])
+            return server.submit(commands.Get(key), self.random.choice(self.readers), self.asked[-1])
+        return server.submit(commands.Put(key, b"%d" % self.asked[-1]), server.clients, self.asked[-1])
 
     def leave(self) -> None:
         """Replace a client that reads by another."""
@@ -359,7 +359,7 @@ class World:
             for link in server.links.values():
                 steps_ += [link.flush, link.arrive, link.session.tell, link.hear]
                 if link.flight.reads.is_on:
-                    steps_.append(lambda server=server, link=link: server.look(link))  # type: ignore[misc]
+                    steps_.append(lambda server=server, link=link: server.check_reads(link))  # type: ignore[misc]
         self.random.choice(steps_)()
 
     def run(self, steps_: int) -> None:
@@ -382,7 +382,7 @@ class World:
                     link.session.tell()
                     link.hear()
                     if link.flight.reads.is_on:
-                        server.look(link)
+                        server.check_reads(link)
             self.now += 0.03
 
     def _servers(self) -> Iterator[Server]:

@@ -69,7 +69,7 @@ class Counter:
 
 @pytest.fixture
 async def counter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Counter]:
-    monkeypatch.setattr(module, "LOOK_S", 0.005)
+    monkeypatch.setattr(module, "CHECK_S", 0.005)
     monkeypatch.setattr(census, "REST_MIN_S", 0.01)
     made = Counter(tmp_path)
     yield made

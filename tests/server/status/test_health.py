@@ -172,6 +172,14 @@ def stuck(report: ClusterReport) -> None:
     report.nodes[0].report.replicas.add(partition="p1", moves_stuck=2)
 
 
+def hanging(report: ClusterReport) -> None:
+    report.partitions[0].lead.intents, report.partitions[0].lead.oldest_intent_s = 3, 31.0
+
+
+def undelivered(report: ClusterReport) -> None:
+    report.partitions[0].lead.decisions, report.partitions[0].lead.oldest_decision_s = 3, 31.0
+
+
 def move_of(report: ClusterReport, why: str) -> None:
     report.ring.moves.add(id=7, source="p1", target="p2", state="copying", stuck=why)
 
@@ -251,7 +259,7 @@ CASES: dict[str, tuple[Callable[[ClusterReport], None], int, str, str, str]] = {
         full,
         DEGRADED,
         "bookie n1-ab",
-        "read-only, its disk is full: 0 MiB are free",
+        "read-only because its disk is full: 0 MiB are free",
         "add a bookie",
     ),
     "directory_failed": (one_directory, DEGRADED, "bookie n1-ab", "/disks/b has failed: [Errno 5]", "lost_dirs"),
@@ -309,6 +317,8 @@ CASES: dict[str, tuple[Callable[[ClusterReport], None], int, str, str, str]] = {
     "replica_behind": (behind, DEGRADED, "partition p2 on n3", "100,001 mutations behind", "wait"),
     "replica_absent": (absent, DEGRADED, "node n3", "does not have its replica of partitions p1, p2", "wait"),
     "move_stuck": (stuck, DEGRADED, "partition p1 on n1", "2 moves of its keys", "ring cancel"),
+    "transaction_hangs": (hanging, DEGRADED, "partition p1", "oldest for 31 s: 3 intents", "partition intents p1"),
+    "decision_not_delivered": (undelivered, DEGRADED, "partition p1", "all of its partitions for 31 s", "intents p1"),
     "moves_paused": (paused, DEGRADED, "the ring", "paused, 1 move remaining", "ring resume"),
     "certificate_expires": (expiring, DEGRADED, "node n1", "expires in 12 days", "no restart is needed"),
     "certificate_unusable": (unusable, DEGRADED, "node n1", "in use is valid for 300 days", "log of n1"),
@@ -344,7 +354,7 @@ def test_readonly_bookie_names_what_its_disk_lacks() -> None:
     full(report)
     without_inodes(report)
     [finding] = [each for each in findings_of(report) if each.code == "bookie_readonly"]
-    assert finding.reason == "it is read-only, no inodes are free, 1,024 are used"
+    assert finding.reason == "it is read-only because no inodes are free, 1,024 are used"
 
 
 def test_leaderless_partition_names_failed_attempts() -> None:
@@ -357,6 +367,37 @@ def test_leaderless_partition_names_failed_attempts() -> None:
     assert "`kvstore fsck`" in finding.next_step
 
 
+@pytest.mark.parametrize("down", [False, True])
+def test_leaderless_partition_says_which_disks_to_free_first(down: bool) -> None:
+    report = well()
+    for bookie in report.bookies[:2]:
+        bookie.state = "readonly"
+    first = report.partitions[0]
+    first.leader, first.served = "", False
+    first.replicas[0].lead_failure = "expected 2 bookies with space, got 1"
+    if down:
+        silent(report, 3)
+    line = health_of(report, findings_of(report))
+    free = "free space on n1, n2 or raise the limit that their findings name; restart no node that answers"
+    start = "start n3, or find out why it does not answer; " if down else ""
+    assert f"Next: {start}{free}" in line.text
+    assert "wait" not in line.text
+
+
+def test_leaderless_partition_names_full_data_directories() -> None:
+    report = well()
+    report.partitions[0].leader, report.partitions[0].served = "", False
+    report.nodes[1].report.disk.trouble = "a disk quota is reached"
+    assert "Next: free space on n2" in health_of(report, findings_of(report)).text
+
+
+def test_full_disk_that_keeps_nobody_from_writing_is_not_the_next_step() -> None:
+    report = well()
+    report.bookies[0].state = "readonly"
+    not_yet(report)
+    assert "Next: wait some seconds" in health_of(report, findings_of(report)).text
+
+
 def test_every_rule_has_a_case() -> None:
     codes = set(re.findall(r'"([a-z]+(?:_[a-z]+)+)"', getsource(health)))
     assert codes == set(CASES)
@@ -365,7 +406,7 @@ def test_every_rule_has_a_case() -> None:
 def test_cluster_without_findings_is_healthy() -> None:
     assert findings_of(well()) == []
     line = health_of(well(), [])
-    assert (line.grade, line.text) == (HEALTHY, "healthy: 3 nodes, 2 partitions, all is served")
+    assert (line.grade, line.text) == (HEALTHY, "healthy: 3 nodes, 2 partitions, all served")
 
 
 def test_unserved_partition_comes_first_in_the_summary() -> None:
@@ -377,16 +418,24 @@ def test_unserved_partition_comes_first_in_the_summary() -> None:
     line = health_of(report, found)
     assert line.grade == DOWN
     assert line.text == (
-        "not all is served: partition p1: the leader n1 does not serve yet (and 1 more). Next: wait some seconds; "
-        "then read the logs of its replicas' nodes and check the metadata store"
+        "not all partitions served: partition p1: the leader n1 does not serve yet (and 1 more finding). Next: wait "
+        "some seconds; then read the logs of its replicas' nodes and check the metadata store"
     )
+
+
+def test_node_with_a_wrong_certificate_is_not_to_be_restarted() -> None:
+    report = well()
+    silent(report, 3)
+    report.nodes[2].no_answer = "is unreachable: [SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed"
+    (found,) = [each for each in findings_of(report) if each.code == "node_silent"]
+    assert "replace the certificate of n3" in found.next_step
 
 
 def test_node_that_is_down_is_named_instead_of_its_parts() -> None:
     report = well()
     silent(report, 3)
     assert [each.code for each in findings_of(report)] == ["node_silent", "small_ensembles"]
-    assert health_of(report, findings_of(report)).text.startswith("degraded, all is served: node n3: refuses")
+    assert health_of(report, findings_of(report)).text.startswith("degraded, all partitions served: node n3: refuses")
 
 
 def test_partitions_with_one_reason_are_one_finding() -> None:
@@ -467,6 +516,25 @@ def test_wiped_bookie_is_no_finding_after_repair() -> None:
     assert findings_of(report) == []
 
 
+def test_next_step_promises_copies_elsewhere_only_if_a_bookie_is_free() -> None:
+    """With three bookies of which one is down, no other bookie can get its copies."""
+    report = well()
+    report.copies.lacking = 3
+    assert "wait some minutes" in findings_of(report)[0].next_step, "every bookie is up"
+    report.bookies[0].state = "away"
+    first = findings_of(report)[0]
+    assert (first.code, "other bookies get" in first.next_step) == ("copies_lacking", False)
+    assert "add a bookie, because no other is free for its copies" in first.next_step
+    report.repair.marked = 3
+    first = findings_of(report)[0]
+    assert first.code == "repair_backlog"
+    assert "add a bookie, because no other is free for the copies" in first.next_step
+    report.bookies.add(id="n4-ab", node="n4", state="writable", disk=report.bookies[1].disk)
+    assert "at first after 5 s and later up to 5 min apart" in findings_of(report)[0].next_step
+    report.repair.marked = 0
+    assert "other bookies get their copies" in findings_of(report)[0].next_step
+
+
 def test_copies_of_absent_bookie_are_unknown_until_counted() -> None:
     report = well()
     report.ClearField("copies")
@@ -499,6 +567,18 @@ def test_missing_copies_use_the_best_source() -> None:
     assert copies_of(report).lacking == 9, "no leader knows of what others write"
     report.repair.marked = 11
     assert copies_of(report).lacking == 11
+
+
+def test_ledgers_at_risk_include_what_leaders_find_entry_by_entry() -> None:
+    """`kvstore fsck` said AT RISK while the count of registrations said 0."""
+    report = well()
+    report.partitions[0].lead.ledgers_at_risk, report.partitions[1].lead.ledgers_at_risk = 2, 3
+    assert copies_of(report).at_risk == 5
+    assert "copies_at_risk" in {each.code for each in findings_of(report)}
+    report.copies.at_risk = report.copies.at_risk_foreign = 4
+    assert copies_of(report).at_risk == 9
+    report.copies.at_risk = 12
+    assert copies_of(report).at_risk == 12, "the count sees an unregistered bookie before leaders do"
 
 
 def test_retired_partition_waits_for_no_replica() -> None:

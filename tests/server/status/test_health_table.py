@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
 import pytest
 import yaml
 
+from kvstore.cli.cluster import ClusterOptions
 from kvstore.cli.fsck import as_text
 from kvstore.cli.recovery.autorecovery import copies_document, lacks_copies
 from kvstore.cli.status import command
@@ -286,7 +286,7 @@ ROWS = {
     "a date is in doubt": Row(date_in_doubt, DEGRADED, "date_doubtful"),
     "a certificate expires": Row(certificate_expires, DEGRADED, "certificate_expires"),
 }
-WORDS = {HEALTHY: "healthy", DEGRADED: "degraded, all is served", DOWN: "not all is served"}
+WORDS = {HEALTHY: "healthy", DEGRADED: "degraded, all partitions served", DOWN: "not all partitions served"}
 VERDICTS = {HEALTHY: "Healthy", DEGRADED: "No data is lost, but", DOWN: "NOT ALL IS SERVED"}
 
 
@@ -354,7 +354,7 @@ async def test_all_health_reports_agree(kind: str, monkeypatch: pytest.MonkeyPat
 
     # kvstore status: exit code, first line, document
     monkeypatch.setattr(command, "cluster_report", lambda _: report)
-    look = command.ClusterView((Path("."), None, "n1:7401"))
+    look = command.ClusterView(ClusterOptions(server="n1:7401"))
     assert look.exit_code == row.grade == report.health.grade
     assert look.text().startswith(WORDS[row.grade]), look.text()
     assert look.document()["health"]["grade"] == ("healthy", "degraded", "down")[row.grade]

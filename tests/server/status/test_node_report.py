@@ -30,12 +30,20 @@ REPLICA: dict[str, Any] = {
     "is_in_doubt": False,
     "moves_stuck": 1,
     "pins_held": 2,
-    "leading": {"epoch": 3, "queued": 9},
+    "leading": {
+        "epoch": 3,
+        "queued": 9,
+        "intents": 4,
+        "decisions": 2,
+        "oldest_intent_s": 31.5,
+        "oldest_decision_s": 0.5,
+    },
     "log": {
         "ledgers": 6,
         "trimmed_seq": 11,
         "ledgers_lacking_copies": 1,
         "ledgers_lacking_at": [("n2-ab", 1)],
+        "ledgers_at_risk": 1,
         "ledgers_undecodable": 0,
     },
 }
@@ -68,9 +76,9 @@ def report(bookie: Any = None, **changes: Any) -> NodeReport:
         statistics=lambda: {
             "enabled": 1,
             "ledgers_marked": 17,
-            "ledgers_mending": 4,
+            "ledgers_repairing": 4,
             "ledgers_unreadable": 1,
-            "ledgers_mended": 8,
+            "ledgers_repaired": 8,
             "copied_bytes": 9,
         }
     )
@@ -83,7 +91,7 @@ def report(bookie: Any = None, **changes: Any) -> NodeReport:
         is_draining=True,
         bookie=bookie,
         worker=worker,
-        auditor=SimpleNamespace(statistics=lambda: {"in_office": 1, "bookies_lost": 2}),
+        auditor=SimpleNamespace(statistics=lambda: {"active": 1, "bookies_lost": 2}),
         resident_bytes=lambda: 5,
         tls=SimpleNamespace(mode="prefer", left_s=60.0, plain_connections=7, is_failing=True),
         not_ready=lambda: ["draining"],
@@ -119,7 +127,8 @@ def test_leading_replica_reports_its_log() -> None:
     assert (told.keys, told.failure, told.is_in_doubt, told.moves_stuck, told.pins_held) == (5, "", False, 1, 2)
     lead = told.lead
     assert (lead.epoch, lead.queued, lead.ledgers, lead.trimmed_sequence) == (3, 9, 6, 11)
-    assert (lead.ledgers_lacking_copies, lead.ledgers_undecodable) == (1, 0)
+    assert (lead.intents, lead.decisions, lead.oldest_intent_s, lead.oldest_decision_s) == (4, 2, 31.5, 0.5)
+    assert (lead.ledgers_lacking_copies, lead.ledgers_at_risk, lead.ledgers_undecodable) == (1, 1, 0)
     assert [(each.bookie, each.ledgers) for each in lead.lacking_at] == [("n2-ab", 1)]
     assert (lead.ops_per_s, lead.writes_per_s, lead.written_bytes_per_s) == (120.0, 20.0, 4_000.0)
     assert [(hot.key, hot.share) for hot in lead.hot_keys] == [(b"hot", 0.5)]
@@ -164,7 +173,7 @@ def test_report_covers_every_part() -> None:
         ("/a", "", True),
         ("/b", "EIO", False),
     ]
-    assert (told.repair.enabled, told.repair.marked, told.repair.mending, told.repair.unreadable) == (True, 17, 4, 1)
+    assert (told.repair.enabled, told.repair.marked, told.repair.repairing, told.repair.unreadable) == (True, 17, 4, 1)
     assert (told.is_auditor, told.bookies_lost) == (True, 2)
     assert [(each.id, each.part, each.failure, each.failing_s) for each in told.copied] == [
         (7, 0.5, "p1 has no leader", 31.0),

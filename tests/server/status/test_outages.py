@@ -21,7 +21,7 @@ def told(outages: Outages, *sights: ClusterView, begin: float = 0.0, step: float
     return [
         (news.is_loss, news.message % news.arguments)
         for at, sight in enumerate(sights)
-        for news in outages.look(begin + at * step, sight)
+        for news in outages.poll(begin + at * step, sight)
     ]
 
 

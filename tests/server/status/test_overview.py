@@ -138,10 +138,10 @@ def test_bookie_belongs_to_node_by_address_or_name() -> None:
 
 def test_repairs_show_largest_backlog_and_sum_of_work() -> None:
     answers = reports()
-    for server, marked, mending in ((N1, 5, 1), (N2, 7, 2), (N3, 0, 0)):
-        answers[server].repair.marked, answers[server].repair.mending = marked, mending
+    for server, marked, repairing in ((N1, 5, 1), (N2, 7, 2), (N3, 0, 0)):
+        answers[server].repair.marked, answers[server].repair.repairing = marked, repairing
     repair = seen(reports=answers).repair
-    assert (repair.enabled, repair.marked, repair.mending) == (True, 7, 3)
+    assert (repair.enabled, repair.marked, repair.repairing) == (True, 7, 3)
     answers[N3].repair.enabled = False
     assert not seen(reports=answers).repair.enabled
 

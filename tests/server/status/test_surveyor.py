@@ -140,7 +140,7 @@ async def test_silent_nodes_are_named_and_delay_nothing(world: World, monkeypatc
     async with asyncio.timeout(PATIENCE_S):
         report = await world.surveyor.take()
     reasons = {each.id: each.no_answer for each in report.nodes}
-    assert reasons == {"n1": "", "n2": "no answer within 0.05 s", "n3": "n3 refuses connections"}
+    assert reasons == {"n1": "", "n2": "no answer within 0.05 s", "n3": "refuses connections"}
     assert [each.no_answer for each in report.bookies if each.id == FAR] == ["no answer within 0.05 s"]
     await world.nursery.close()
 

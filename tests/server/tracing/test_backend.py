@@ -14,7 +14,7 @@ from kvstore.env.real import real_env
 from kvstore.env.traces import COUNTS, Traces
 from kvstore.errors import ConfigError, Unavailable
 from kvstore.partition.leading.traced import TracedSink
-from kvstore.partition.state.commands import NOT_NOW, Op, Sink, put
+from kvstore.partition.state.commands import NOT_NOW, Op, Put, Sink
 from kvstore.server.routing.backend import Backend
 from kvstore.server.tracing.backend import ByRatio, TracedBackend
 from kvstore.server.tracing.open import open_traces, traced_backend, traced_calls, traced_pages
@@ -67,7 +67,7 @@ class Every:
 def test_sampled_puts_keep_their_order(gap: int) -> None:
     noted, found = Noted(), traces(Kept())
     backend = TracedBackend(cast("Backend", noted), Every(gap, ByRatio(found, "redis")))
-    ops = [put(b"k", b"%d" % number) for number in range(7)]
+    ops = [Put(b"k", b"%d" % number) for number in range(7)]
     backend.submit(ops[:5], Collector(), range(10, 15))
     backend.submit(ops[5:], Collector(), [15, 16])
     went = [each for call in noted.calls for each in call]
@@ -82,8 +82,8 @@ async def test_sampled_write_has_spans_and_a_result(behind: OneServer) -> None:
     for each in behind.partitions.values():
         each.leader._traces = found
     backend = TracedBackend(behind, ByRatio(found, "redis"))
-    backend.submit((put(b"k", b"v"),), sink, (1,))
-    backend.submit([put(b"k", b"w"), put(b"l", b"w")], sink, [2, 3])
+    backend.submit((Put(b"k", b"v"),), sink, (1,))
+    backend.submit([Put(b"k", b"w"), Put(b"l", b"w")], sink, [2, 3])
     assert [type(each) for each in await sink.wait(1, 2, 3)] == [int] * 3
     assert backend.read_now([b"k"]) is NOT_NOW  # it is sampled, and so submitted
     assert backend.read_now([b"l", b"k"]) is NOT_NOW
@@ -94,7 +94,7 @@ async def test_sampled_write_has_spans_and_a_result(behind: OneServer) -> None:
 async def test_unsampled_read_is_answered_at_once(behind: OneServer) -> None:
     found, sink = traces(Kept(), 0.0), Collector()
     backend = TracedBackend(behind, ByRatio(found, "redis"))
-    backend.submit((put(b"k", b"v"),), sink, (1,))
+    backend.submit((Put(b"k", b"v"),), sink, (1,))
     await sink.wait(1)
     assert backend.read_now([b"k"]) not in ([None], NOT_NOW)
     assert backend.read_now([b"k", b"absent"]) == [*behind.read_now([b"k"]), None]
@@ -106,7 +106,7 @@ async def test_span_names_a_refusal_by_class_because_its_text_may_have_keys(behi
     kept, sink = Kept(), Collector()
     found = traces(kept)
     behind.failure = Unavailable("the key customers/4711 waits")
-    TracedBackend(behind, ByRatio(found, "redis")).submit((put(b"customers/4711", b"v"),), sink, (1,))
+    TracedBackend(behind, ByRatio(found, "redis")).submit((Put(b"customers/4711", b"v"),), sink, (1,))
     assert await sink.wait(1) == [behind.failure]
     found.close()
     (span,) = kept.spans

@@ -6,20 +6,19 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import make_mocked_request
-from yarl import URL
 
 from kvstore.env.beat import Beat
 from kvstore.env.traces import Traces
 from kvstore.env.transport import TcpTransport
-from kvstore.partition.state.commands import put
+from kvstore.partition.state.commands import Put
+from kvstore.rpc.http.messages import HttpRequest
 from kvstore.server.http.listener import HttpListener
 from kvstore.server.routing.ask import ask
 from kvstore.server.tracing import calls
 from kvstore.server.tracing.calls import PAGES, TracedPages
 from kvstore.server.tracing.open import backend_of_calls
 from tests.server.backends import one_server
+from tests.server.http.requests import request_of
 from tests.server.http.test_listener import Shown
 from tests.server.tracing.kept import Kept, traces
 
@@ -33,14 +32,14 @@ async def asked(tmp_path: Path, ratio: float, *flags: str) -> Kept:
     async with one_server(tmp_path, 1) as (_, behind):
         backend, pages = backend_of_calls(found, behind, "http"), TracedPages(found)
 
-        async def page(request: web.BaseRequest) -> web.StreamResponse:
+        async def page(request: HttpRequest) -> None:
             await asyncio.sleep(0)
-            await ask(backend, put(b"k", request.headers.get("traceparent", "").encode()))
-            return web.Response()
+            await ask(backend, Put(b"k", (request.headers.get("traceparent") or "").encode()))
+            request.status = 200
 
         async def one(flag: str) -> None:
             headers = {"Traceparent": PARENT + flag} if flag else {}
-            await pages.answer(make_mocked_request("PUT", "/v1/kv/customers%2F4711", headers), page)
+            await pages.answer(request_of("PUT", "/v1/kv/customers%2F4711", headers), page)
 
         async with asyncio.TaskGroup() as group:
             for flag in flags:
@@ -84,13 +83,11 @@ async def test_span_name_has_no_words_of_an_unauthenticated_caller(method: str, 
     """The caller has not been authenticated."""
     kept = Kept()
     found = traces(kept, 0.0)
-    request = make_mocked_request("GET", "/" if path == "*" else path, {"Traceparent": f"{PARENT}01"})
-    request = request.clone(method=method) if path != "*" else request.clone(method=method, rel_url=URL(path))
 
-    async def page(_: web.BaseRequest) -> web.StreamResponse:
-        return web.Response()
+    async def page(request: HttpRequest) -> None:
+        request.status = 200
 
-    await TracedPages(found).answer(request, page)
+    await TracedPages(found).answer(request_of(method, path, {"Traceparent": f"{PARENT}01"}), page)
     found.close()
     assert [each.name for each in kept.spans] == [name]
 

@@ -6,12 +6,12 @@ import pytest
 from opentelemetry.trace import SpanKind
 
 from kvstore.env.slow_log import hash_of
-from kvstore.partition.state.commands import put
+from kvstore.partition.state.commands import Put
 from kvstore.server.tracing import spans
 from kvstore.server.tracing.spans import NodeTraces, TakenSpan
 from tests.server.tracing.kept import Kept, MovedClock, traces
 
-OP = put(b"key", b"value")
+OP = Put(b"key", b"value")
 
 
 def begin(found: NodeTraces) -> TakenSpan:

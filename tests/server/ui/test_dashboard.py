@@ -10,7 +10,6 @@ from typing import Any
 import aiohttp
 import orjson
 import pytest
-from aiohttp import web
 
 from kvstore.devcluster.zookeeper import free_port
 from kvstore.env.beat import Beat
@@ -18,6 +17,7 @@ from kvstore.env.nursery import TaskNursery
 from kvstore.env.transport import TcpTransport
 from kvstore.errors import InvalidRequest
 from kvstore.proto.admin_pb2 import ClusterReport, LedgersResponse, NodeReport
+from kvstore.rpc.http.messages import HttpRequest, HttpResponse
 from kvstore.server.http.listener import HttpListener
 from kvstore.server.ui import dashboard as module
 from kvstore.server.ui.dashboard import Dashboard
@@ -72,9 +72,9 @@ class Turned:
     def __init__(self, passes: int) -> None:
         self.passes = passes
 
-    async def refusal_or_none(self, request: web.BaseRequest) -> web.Response | None:
+    async def refusal_or_none(self, request: HttpRequest) -> HttpResponse | None:
         self.passes -= 1
-        return None if self.passes >= 0 else web.Response(status=403)
+        return None if self.passes >= 0 else HttpResponse(403, b"")
 
 
 class Opened:

@@ -29,7 +29,7 @@ STATUS: dict[str, Any] = {
 
 def page(status: dict[str, Any], *, has_dashboard: bool = True) -> str:
     context = node_page_of(status, has_dashboard=has_dashboard)
-    return Pages().html("node.html", context).text or ""
+    return Pages().html("node.html", context).body.decode()
 
 
 def cells(status: dict[str, Any]) -> dict[str, list[list[str]]]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from kvstore.errors import ConditionFailed, OutcomeUnknown, StoreError, Unavailable
-from kvstore.partition.state.commands import NOT_NOW, Code, Level, Op, Result, Sink
+from kvstore.partition.state.commands import NOT_NOW, Code, Get, Level, Op, Result, Sink
 from kvstore.partition.state.rows import record_of
 from kvstore.ring.ring import Ring
 from kvstore.types import PartitionId
@@ -146,14 +146,14 @@ class Frame(Sink):
         backend, drawn = self._backend, int(self._sent_at * 1e6)
         ops = [call.operation.op for call in self.calls]
         if self._ring_version <= backend.topology.ring.routed and (drawn & 1 or len(ops) > 1):
-            if all(op[0] == Code.GET and tuple(op[2:]) == (0, 0) for op in ops):
-                rows = self._backend.read_now([op[1] for op in ops])
+            if all(isinstance(op, Get) and not (op.level or op.seq) for op in ops):
+                rows = self._backend.read_now([op.key for op in ops])
                 if rows is not NOT_NOW:
                     probe("client.read_at_once" if len(ops) == 1 else "client.read_together")
                     for token, row in enumerate(rows):
                         self.complete(token, None if row is None else record_of(row))
                     return
-            elif all(op[0] == Code.PUT and op[1] for op in ops):
+            elif all(op.code == Code.PUT and op.key for op in ops):
                 probe("client.put_together")
                 return self._backend.submit(ops, self, range(len(ops)))  # type: ignore[no-any-return]
         if len(ops) > 1:

@@ -16,7 +16,7 @@ from kvstore.partition.state.commands import Code, Flag, Level, Op
 from kvstore.partition.state.operations import INTEGER_MAX
 from kvstore.types import PartitionId
 from tests.sim.clients import Worker
-from tests.sim.judges.operations import Operation, Status
+from tests.sim.judges.operations import Operation, Status, transaction
 from tests.sim.world.env import EPOCH_MS
 
 PREFIX, END = b"x/", b"x0"
@@ -39,10 +39,11 @@ class Values(Protocol):
 class Explorer:
     """One user. `value` makes unique values."""
 
-    def __init__(self, worker: Worker, value: Values, now: Callable[[], float]) -> None:
+    def __init__(self, worker: Worker, value: Values, now: Callable[[], float], *, transacts: bool = False) -> None:
         self._worker, self._random, self._value, self._now = worker, worker.random, value, now
         worker.timeout_s = self._random.choice((2.0, 2.0, 0.02))  # a short timeout makes it retry operations in flight
         self._tag = b"{x%d}" % self._random.randrange(2)
+        self._transacts = transacts
         self._versions: dict[bytes, int] = {}
         """Versions that the explorer has seen, for conditions."""
 
@@ -58,12 +59,12 @@ class Explorer:
             case "puts":
                 keys = random.choice((self._spread, self._spread, self._fresh))
                 count = random.choice((2, 4, 8, FRAME_MAX))
-                ops = [commands.put(keys(), self._value(self._worker)) for _ in range(count)]
+                ops = [commands.Put(keys(), self._value(self._worker)) for _ in range(count)]
                 for done in await self._worker.do_all(ops, with_id=with_id):
                     self._note(done)
             case "gets":
                 keys = random.choice((self._spread, self._tagged, self._fresh))
-                await self._worker.do_all([commands.get(keys()) for _ in range(random.choice((2, 5, FRAME_MAX)))])
+                await self._worker.do_all([commands.Get(keys()) for _ in range(random.choice((2, 5, FRAME_MAX)))])
             case "mixed":
                 for done in await self._worker.do_all(
                     [self._any() for _ in range(random.randint(2, 8))], with_id=with_id
@@ -79,7 +80,7 @@ class Explorer:
     def _any(self) -> Op:
         roll = self._random.random()
         if roll < 0.22:
-            return self._batch()
+            return self._transaction() if self._transacts and self._random.random() < 0.6 else self._batch()
         if roll < 0.25:
             return self._invalid()
         return self._operation(self._random.choice((self._spread, self._tagged))())
@@ -95,30 +96,30 @@ class Explorer:
         version = self._versions.get(key, 0) if random.random() < 0.8 else random.randrange(1, 50)
         match kind:
             case "get":
-                return commands.get(key, level, seq)
+                return commands.Get(key, level, seq)
             case "meta":
-                return commands.meta(key, level, seq)
+                return commands.Meta(key, level, seq)
             case "put":
                 expires_ms, flags = self._expiry()
                 flags |= random.choice(CONDITIONS)
                 flags |= random.choice((Flag.NONE, Flag.NONE, Flag.RETURN_OLD))
                 flags |= Flag.KEEP_TTL if not expires_ms and random.random() < 0.2 else Flag.NONE
-                return commands.put(key, self._value(self._worker), expires_ms, int(flags), _asked(flags, version))
+                return commands.Put(key, self._value(self._worker), expires_ms, int(flags), _asked(flags, version))
             case "delete":
                 flags = random.choice(CONDITIONS[1:]) | random.choice((Flag.NONE, Flag.RETURN_OLD))
                 flags &= ~Flag.IF_ABSENT
-                return commands.delete(key, int(flags), _asked(flags, version))
+                return commands.Delete(key, int(flags), _asked(flags, version))
             case "increment":
                 delta = random.choice((1, 5, -3, INTEGER_MAX))
-                return commands.increment(random.choice((key, key, b"%sn" % key)), delta)
+                return commands.Increment(random.choice((key, key, b"%sn" % key)), delta)
             case "append":
-                return commands.append(key, b"~" + self._value(self._worker).rstrip(b"."))
+                return commands.Append(key, b"~" + self._value(self._worker).rstrip(b"."))
             case "expire":
                 expires_ms, flags = self._expiry()
                 condition = random.choice(TTL_CONDITIONS) if expires_ms else Flag.NONE
-                return commands.expire(key, expires_ms, int(flags | condition))
+                return commands.Expire(key, expires_ms, int(flags | condition))
         flags = random.choice(CONDITIONS[2:])
-        return commands.check(key, int(flags), _asked(flags, version))
+        return commands.Check(key, int(flags), _asked(flags, version))
 
     def _expiry(self) -> tuple[int, Flag]:
         """Return the expiry of a key: never, after a while, at a date, or in the past."""
@@ -139,19 +140,27 @@ class Explorer:
         keys = [self._tagged() for _ in range(count)]
         if random.random() < 0.3:
             keys = random.sample([self._tagged_key(number) for number in range(TAGGED)], count)
-            parts = [commands.put(key, self._value(self._worker)) for key in keys]
+            parts = [commands.Put(key, self._value(self._worker)) for key in keys]
         else:
             parts = [self._operation(key, in_batch=True) for key in keys]
         flags = random.choice((Flag.NONE, Flag.INDEPENDENT))
-        return commands.batch(keys[0], tuple(parts), int(flags))
+        return commands.Batch(keys[0], tuple(parts), int(flags))
+
+    def _transaction(self) -> Op:
+        """Return a transaction on any keys."""
+        random = self._random
+        keys = [random.choice((self._spread, self._spread, self._tagged))() for _ in range(random.choice((1, 2, 3, 6)))]
+        parts = [self._operation(key, in_batch=True) for key in keys]
+        flags = random.choice((Flag.NONE, Flag.NONE, Flag.INDEPENDENT))
+        return transaction(parts, int(flags))
 
     def _invalid(self) -> Op:
         """Return an operation that every server must refuse."""
         return self._random.choice(
             (
-                commands.put(PREFIX + bytes(KEY_BYTES_MAX), b"too long a key"),
-                commands.batch(self._tagged_key(0), (commands.delete_range(PREFIX, END),)),
-                commands.batch(self._tagged_key(0), ()),
+                commands.Put(PREFIX + bytes(KEY_BYTES_MAX), b"too long a key"),
+                commands.Batch(self._tagged_key(0), (commands.DeleteRange(PREFIX, END),)),
+                commands.Batch(self._tagged_key(0), ()),
             )
         )
 
@@ -178,13 +187,13 @@ class Explorer:
         for _ in range(random.randint(1, 4)):
             match kind:
                 case "scan":
-                    op = commands.scan(start, end, limit, int(flags), level, seq)
+                    op = commands.Scan(start, end, limit, int(flags), level, seq)
                 case "range":
-                    op = commands.range_(start, end, limit, int(flags), level, seq)
+                    op = commands.Range(start, end, limit, int(flags), level, seq)
                 case "scan_tokens":
-                    op = commands.scan_tokens(token, limit, level, int(flags))
+                    op = commands.ScanTokens(token, limit, level, int(flags))
                 case _:
-                    op = commands.count(level)
+                    op = commands.Count(level=level)
             done = await self._worker.do(op, partition=partition)
             if done.status is not Status.OK or kind == "count" or done.result[1] is None:
                 return
@@ -198,7 +207,7 @@ class Explorer:
 
     async def _delete_range(self, with_id: bool) -> None:
         start, end = self._range()
-        await self._worker.do(commands.delete_range(start, end), with_id=with_id, partition=self._partition())
+        await self._worker.do(commands.DeleteRange(start, end), with_id=with_id, partition=self._partition())
 
     # ── keys ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 

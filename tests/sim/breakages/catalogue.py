@@ -15,6 +15,8 @@ from tests.sim.run import run
 from tests.sim.stories.scenarios import Story, play
 from tests.sim.stories.scenarios import knobs as stage_knobs
 from tests.sim.strikes.knobs import hinted
+from tests.sim.transacting import swarm
+from tests.sim.transacting.swarm import Plan
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -30,10 +32,14 @@ class Mutant:
     """Knobs by name; `log.x` and `partition.x` for the log and the partition, `load.x` for the load."""
     found_by: int = 0
     """The seed that last noticed the breakage; it is played first."""
+    transactions: Plan | None = None
+    """The plan of a run of transactions (tests/sim/transacting/swarm.py). There is no story then."""
 
     def play(self, seed: int) -> None:
         """Play one run that should notice the breakage."""
-        if self.story is None:
+        if self.transactions is not None:
+            swarm.run(seed, hinted(seed, self.faults, self.hints), self.transactions)
+        elif self.story is None:
             run(seed, hinted(seed, self.faults, self.hints))
         else:
             play(self.story, stage_knobs(**self.hints), seed)
@@ -56,13 +62,18 @@ MISFIT = re.compile(r"\b(AttributeError|TypeError|NameError)\b")
 
 
 def mutant(
-    name: str, *faults: str, story: Story | None = None, found_by: int = 0, **hints: Any
+    name: str,
+    *faults: str,
+    story: Story | None = None,
+    found_by: int = 0,
+    transactions: Plan | None = None,
+    **hints: Any,
 ) -> Callable[[Patch], Patch]:
     """Add a breakage to the catalogue. Dots in hints are written as two underscores."""
 
     def register(patch: Patch) -> Patch:
         named = {key.replace("__", "."): value for key, value in hints.items()}
-        MUTANTS[name] = Mutant(patch, faults, story, named, found_by)
+        MUTANTS[name] = Mutant(patch, faults, story, named, found_by, transactions)
         return patch
 
     return register
@@ -84,7 +95,8 @@ def broken(name: str) -> Iterator[None]:
 def noticed(name: str, seeds: range) -> Notice | None:
     """Return the first seed that fails with the breakage, and its failure, or None. Raises AssertionError if the
     breakage does not fit the code any more, because every test would notice that."""
-    for seed in sorted(seeds, key=lambda seed: seed != MUTANTS[name].found_by):
+    found_by = MUTANTS[name].found_by
+    for seed in (found_by, *(seed for seed in seeds if seed != found_by)):
         error = _error_of(name, seed)
         if error is None:
             continue

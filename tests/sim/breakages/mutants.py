@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from kvstore import os_errors
 from kvstore.bookie import fencing, identity, keys
@@ -38,6 +39,7 @@ from kvstore.partition.leading.leader import Leader
 from kvstore.partition.leading.read_lease import ReadLease
 from kvstore.partition.partition import Partition
 from kvstore.partition.state import rows
+from kvstore.partition.state.commands import Get, Meta
 from kvstore.partition.state.entry import NOTE, Entry
 from kvstore.partition.state.retry_table import RetryTable
 from kvstore.partition.state.state import ReplicaState
@@ -166,7 +168,7 @@ def _verified_once(patch: pytest.MonkeyPatch) -> None:
 
 
 # docs/protocol.md B29
-@mutant("a high-water mark counts without the others", "older_metadata")
+@mutant("a high-water mark counts without the others", "older_metadata", found_by=187)
 def _confirmed_alone(patch: pytest.MonkeyPatch) -> None:
     async def members(self: HighWater) -> dict[str, int]:
         return {}
@@ -359,7 +361,11 @@ def _cached_lease(patch: pytest.MonkeyPatch) -> None:
 @mutant("a session read ignores its token", "isolate", "cut_a_link", "slow_links", load__readers=2)
 def _no_token(patch: pytest.MonkeyPatch) -> None:
     answer_here = Partition._answer_here
-    patch.setattr(Partition, "_answer_here", lambda self, op: answer_here(self, (*op[:3], 0) if len(op) == 4 else op))
+    patch.setattr(
+        Partition,
+        "_answer_here",
+        lambda self, op: answer_here(self, replace(op, seq=0) if isinstance(op, (Get, Meta)) else op),
+    )
 
 
 @mutant("a replica skips an entry after a reset", "resets", "kill", "isolate")

@@ -18,6 +18,7 @@ from kvstore.partition.leading.answers import ResultDelivery
 from kvstore.partition.leading.range_reads import ScanPage
 from kvstore.partition.partition import Partition
 from kvstore.partition.state import operations
+from kvstore.partition.state.commands import Meta
 from kvstore.partition.state.draft import Draft
 from kvstore.partition.state.overlay import UNTOUCHED, Overlay
 from kvstore.partition.state.retry_table import RetryTable
@@ -72,12 +73,12 @@ def _not_undone(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("a CHECK fails by itself in an independent batch", **BUSY)
 def _lone_check(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(operations, "_CHECK", -1)
+    patch.setattr(operations, "Check", None)
 
 
 @mutant("a condition is not asked for", **BUSY)
 def _no_condition(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(operations, "_is_met", lambda flags, version, row: True)
+    patch.setattr(operations, "is_met", lambda flags, version, row: True)
 
 
 @mutant("KEEP_TTL drops the expiry", **BUSY)
@@ -216,9 +217,9 @@ def _wrong_meta(patch: pytest.MonkeyPatch) -> None:
 
     def wrong(state: Any, ops: Any, now_ms: int, readable: Any) -> Any:
         answers = find(state, ops, now_ms, readable)
-        metas = [op[0] == queries._META and isinstance(each, tuple) for op, each in zip(ops, answers, strict=True)]
+        metas = [isinstance(op, Meta) and isinstance(each, tuple) for op, each in zip(ops, answers, strict=True)]
         return [
-            (len(op[1]), *each[1:]) if is_meta and len(each) > 1 else each
+            (len(op.key), *each[1:]) if is_meta and len(each) > 1 else each
             for op, each, is_meta in zip(ops, answers, metas, strict=True)
         ]
 

@@ -48,8 +48,8 @@ def _standstill_counts(patch: pytest.MonkeyPatch) -> None:
 @mutant("whoever asks may depose, reached or not", story=successor_that_few_reach, lead_back_s=1.0)
 def _unreached_deposes(patch: pytest.MonkeyPatch) -> None:
     def may_depose(replicas: int, reports: Any) -> bool:
-        unheard = 1 + sum((report.unheard_s or 0.0) >= CONFIRM_S for report in reports.values())
-        return unheard >= replicas // 2 + 1
+        silent = 1 + sum((report.silent_s or 0.0) >= CONFIRM_S for report in reports.values())
+        return silent >= replicas // 2 + 1
 
     patch.setattr(deposing, "may_depose", may_depose)
 

@@ -90,6 +90,14 @@ def _usurped(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(repairer.LedgerRepairer, "is_led", is_led)
 
 
+@mutant("a ledger is recovered although its log's leader has it in its list")
+def _taken_for_unlisted(patch: pytest.MonkeyPatch) -> None:
+    async def is_listed(_self: Any, _partition: Any) -> bool:
+        return False
+
+    patch.setattr(repairer._Attempt, "_is_listed", is_listed)
+
+
 @mutant("a ledger is recovered although its writer writes")
 def _interrupted(patch: pytest.MonkeyPatch) -> None:
     original = repairer._Attempt._ask

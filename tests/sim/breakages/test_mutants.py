@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.sim.breakages import catalogue, mutants_answers
+from tests.sim.breakages import catalogue, mutants_answers, mutants_transactions
 from tests.sim.breakages.catalogue import MUTANTS, broken, noticed
 from tests.sim.breakages.mutants import ELEVEN
 
@@ -35,7 +35,8 @@ def test_breakage_is_noticed_and_nothing_else(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(MUTANTS))
 def test_each_breakage_finds_what_it_breaks(name: str) -> None:
-    assert mutants_answers.BUSY  # the import has filled the catalogue
+    assert mutants_answers.BUSY  # the imports have filled the catalogue
+    assert mutants_transactions.BUSY
     with broken(name):
         pass
 

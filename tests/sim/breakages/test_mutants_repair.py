@@ -8,5 +8,5 @@ pytestmark = [pytest.mark.sim, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_breakage_is_noticed(name: str) -> None:
+def test_breakage_is_noticed(name: str) -> None:
     assert caught_by(name) is not None

@@ -11,5 +11,5 @@ pytestmark = [pytest.mark.sim, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_breakage_is_noticed(name: str) -> None:
+def test_breakage_is_noticed(name: str) -> None:
     assert caught_by(name, SEEDS) is not None

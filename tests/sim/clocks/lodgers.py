@@ -39,7 +39,7 @@ class Lodgers:
 
     async def live(self, worker: Worker) -> None:
         while not worker.identity.seen_ms and not self._stopping.is_set():
-            self._expect_current(await worker.do(commands.get(worker.random.randbytes(4))))
+            self._expect_current(await worker.do(commands.Get(worker.random.randbytes(4))))
         number = 0
         while not self._stopping.is_set():
             number += 1
@@ -48,7 +48,7 @@ class Lodgers:
     async def _one_key(self, worker: Worker, key: bytes) -> None:
         ttl_s = worker.random.uniform(*self._ttl_s)
         value = b"%s@%f" % (key, worker.random.random())
-        put = commands.put(key, value, round(ttl_s * 1000), Flag.RELATIVE_TTL)
+        put = commands.Put(key, value, round(ttl_s * 1000), Flag.RELATIVE_TTL)
         written = self._expect_current(await worker.do(put, with_id=worker.random.random() < 0.7))
         if written.status is not Status.OK:
             await self._pause(0.2)
@@ -58,7 +58,7 @@ class Lodgers:
         while not is_over and not self._stopping.is_set():
             is_over = asyncio.get_running_loop().time() > last_s
             level = worker.random.choice((Level.LINEARIZABLE, Level.STRICT))
-            read = self._expect_current(await worker.do(commands.get(key, level)))
+            read = self._expect_current(await worker.do(commands.Get(key, level)))
             if read.status is Status.OK:
                 self._judge(written, read, ttl_s)
             await self._pause(worker.random.uniform(0.1, ttl_s / 4))

@@ -71,12 +71,12 @@ class Owner:
 
     async def batch(self, batch: Batch, *, timeout_s: float) -> list[Any]:
         ops = tuple(map(op_of, batch.operations))
-        results: list[Any] = await self._do(commands.batch(ops[0][1], ops), timeout_s)
+        results: list[Any] = await self._do(commands.Batch(ops[0].key, ops), timeout_s)
         codes = [operation.code for operation in batch.operations]
         return [result_of(code, each) for code, each in zip(codes, results, strict=True)]
 
     async def meta(self, key: bytes, *, timeout_s: float = 10.0) -> Any:
-        return await self._do(commands.meta(key), timeout_s)
+        return await self._do(commands.Meta(key), timeout_s)
 
     async def page(
         self, token: str | None, *, prefix: bytes, limit: int, keys_only: bool, timeout_s: float | None
@@ -86,7 +86,7 @@ class Owner:
         start: bytes | None = first
         found: list[tuple[bytes, Item]] = []
         while start is not None and len(found) < limit:
-            page = commands.scan(start, end, min(limit - len(found), PAGE))
+            page = commands.Scan(start, end, min(limit - len(found), PAGE))
             items, start = await self._do(page, timeout_s or 10.0, partition)
             found += [(key, Item(*record)) for key, record in items]
         return Page(found, None)
@@ -99,7 +99,7 @@ class Owner:
         try:
             async with asyncio.timeout(timeout_s):
                 while not self.worker.identity.seen_ms:
-                    await self.worker.do(commands.get(b"time"))
+                    await self.worker.do(commands.Get(b"time"))
                 done = await self.worker.do(op, partition=partition)
         except TimeoutError:
             await self.runs()
@@ -145,15 +145,15 @@ def op_of(operation: ClientOperation) -> Op:
     flags, version, expires_ms = options.flags, options.version, options.expires_ms
     match operation.code:
         case kv_pb2.EXPIRE:
-            return commands.expire(operation.key, expires_ms, flags)
+            return commands.Expire(operation.key, expires_ms, flags)
         case code if code == PUT:
-            return commands.put(operation.key, operation.value, expires_ms, flags, version)
+            return commands.Put(operation.key, operation.value, expires_ms, flags, version)
         case code if code == DELETE:
-            return commands.delete(operation.key, flags, version)
+            return commands.Delete(operation.key, flags, version)
         case code if code == GET:
-            return commands.get(operation.key)
+            return commands.Get(operation.key)
         case kv_pb2.INCREMENT:
-            return commands.increment(operation.key, options.delta)
+            return commands.Increment(operation.key, options.delta)
         case code if code == CHECK:
-            return commands.check(operation.key, flags, version)
+            return commands.Check(operation.key, flags, version)
     raise AssertionError(f"unknown operation {operation.code}")

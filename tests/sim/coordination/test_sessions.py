@@ -113,7 +113,7 @@ def test_sessions_end_after_their_ttl_and_within_their_bound(seed: int) -> None:
 
 
 def test_ended_session_comes_back_without_check_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Q1: the clocks of the owners stand still, so that they keep asking for more time."""
+    """Q1: the clocks of the owners stop, so that they keep asking for more time."""
     monkeypatch.setattr(SessionLease, "is_alive", lambda self, now: True)
     assert play(1, CALM) > 4
     batch = SessionLease.batch

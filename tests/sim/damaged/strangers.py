@@ -14,6 +14,7 @@ from kvstore.partition.moves.source import FLIPPED, ROUTED_BYTES
 from kvstore.partition.state import commands
 from kvstore.ring import Ring, codec
 from kvstore.server.peer import frames
+from kvstore.server.peer.frames import Lane
 from kvstore.server.peer.proof import NONCE_BYTES, PURPOSE, CalledSide, CallingSide, Credentials
 from kvstore.types import ServerId
 from kvstore.versions import LINK_LATEST
@@ -104,9 +105,9 @@ class Stranger:
         ]
         return b"".join(frames.encode(each) for each in [*calls, *writes])
 
-    def _writes(self, partition: str) -> frames.Lane:
-        puts = [(number, commands.put(b"r%d" % number, b"forged")) for number in range(1, 7)]
-        return frames.Lane(partition, [], puts, [])  # type: ignore[arg-type]
+    def _writes(self, partition: str) -> Lane:
+        puts = [(number, commands.Put(b"r%d" % number, b"forged")) for number in range(1, 7)]
+        return Lane(partition, [], puts, [])  # type: ignore[arg-type]
 
     # ── the connection ────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -56,7 +56,7 @@ def test_rebuilt_replica_answers_stale_reads_once_it_has_caught_up() -> None:
         for level in (Level.STALE, Level.SESSION):
             read = await stage.get(anew, level=level)
             assert read.status is Status.OK
-            assert read.result.value == written.op[2]
+            assert read.result.value == written.op.value
 
     for seed in range(1, 3):
         play(story, knobs(lead_back_s=100.0), seed)

@@ -43,7 +43,7 @@ def test_wrong_value_is_gone_after_damaged_copy_is_rebuilt() -> None:
         await asyncio.sleep(4.0)
         read = await stage.get(bad, level=Level.STALE)
         assert read.status is Status.OK
-        assert read.result.value == written.op[2]
+        assert read.result.value == written.op.value
 
     play(story, CALM)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from kvstore.errors import ConditionFailed
-from kvstore.partition.state.commands import Code, Flag, Level
+from kvstore.partition.state.commands import Code, Delete, Flag, Increment, Level, Put
 from kvstore.types import PartitionId
 from tests.sim.cluster import Cluster
 from tests.sim.judges import history
@@ -18,8 +18,10 @@ from tests.sim.judges.log_states import LogStates, Wrong
 from tests.sim.judges.operations import Operation, Status
 from tests.sim.judges.refusals import Refusals
 from tests.sim.judges.scrub import scrub
+from tests.sim.judges.transacted import Transacted
 from tests.sim.judges.witness import Witness
 from tests.sim.nodes import Node
+from tests.sim.transacting.judging import at_rest, judge_transactions
 from tests.sim.versions import check_versions
 from tests.sim.workloads import ACCOUNTS, DEPOSIT
 
@@ -35,14 +37,20 @@ async def judge(cluster: Cluster, *, search: bool) -> None:
     versions."""
     await settled(cluster)
     operations, knobs = cluster.recorder.operations, cluster.knobs
+    transacted = None
+    if knobs.load.transactors:
+        await at_rest(cluster)
+        await settled(cluster)
+        transacted = judge_transactions(cluster, operations)
     Refusals(knobs.partition, knobs.spaces, is_older=knobs.older > 0, may_lose_dates=knobs.may_lose_dates).check(
         operations
     )
     for partition in cluster.partitions:
         states = LogStates(partition, cluster.logbook.log(partition))
-        mine = [each for each in operations if each.partition == partition]
+        mine = [each for each in operations if concerns(cluster, each, partition, transacted)]
         prefixes = tuple(each.prefix for each in knobs.spaces if each.ttl_ms)
-        witness = Witness(states, prefixes, range_keys=knobs.range_keys)
+        parts = transacted.parts(partition) if transacted is not None else ()
+        witness = Witness(states, prefixes, range_keys=knobs.range_keys, parts=parts)
         witness.check(mine)
         witness.check_nothing_else()
         check_banks(states)
@@ -52,6 +60,16 @@ async def judge(cluster: Cluster, *, search: bool) -> None:
     await ended(cluster)
     check_bounds(cluster)
     cluster.check()
+
+
+def concerns(cluster: Cluster, operation: Operation, partition: PartitionId, transacted: Transacted | None) -> bool:
+    """Return True if the operation is judged by this partition's log. Transactions on keys of several partitions are
+    judged by their parts; one of unknown outcome may have done anything in each of them if no log shows it."""
+    owners = {cluster.ring.partition_of(each.key) for each in operation.op.ops}
+    if len(owners) < 2:
+        return operation.partition == partition
+    is_known = transacted is not None and operation.number in transacted.found
+    return operation.status is Status.INFO and not is_known and partition in owners
 
 
 # docs/protocol.md P10
@@ -199,17 +217,19 @@ def _translate(states: LogStates, operation: Operation) -> history.Operation | N
             value, version = operation.result[:2] if operation.result else (None, None)
             return history.Operation(kind=Kind.GET, value=_value(operation.key, value), version=version, **fields)
         case Code.INCREMENT:
+            assert isinstance(operation.op, Increment)
             value, version = operation.result if known else (None, None)
-            return history.Operation(kind=Kind.INCR, delta=operation.op[2], value=value, version=version, **fields)
+            return history.Operation(kind=Kind.INCR, delta=operation.op.delta, value=value, version=version, **fields)
         case Code.PUT | Code.DELETE:
             return _translate_put(states, operation, fields, known and not failed)
     raise AssertionError(f"expected an operation of a register, got {operation}")
 
 
 def _translate_put(states: LogStates, operation: Operation, fields: dict[str, Any], done: bool) -> history.Operation:
-    is_put = operation.code is Code.PUT
-    flags, asked = (operation.op[4], operation.op[5]) if is_put else (operation.op[2], operation.op[3])
-    fields["value"] = operation.op[2] if is_put else None
+    op = operation.op
+    assert isinstance(op, (Put, Delete))
+    is_put, flags, asked = isinstance(op, Put), op.flags, op.version
+    fields["value"] = op.value if isinstance(op, Put) else None
     if done:
         fields["version"] = operation.result or None
     if flags & (Flag.IF_VERSION | Flag.IF_ABSENT):
@@ -221,7 +241,7 @@ def _translate_put(states: LogStates, operation: Operation, fields: dict[str, An
 def _is_in_log(states: LogStates, operation: Operation) -> bool:
     if operation.request is not None:
         return (operation.request.client, operation.request.sequence) in states.requests
-    return operation.code is Code.PUT and (operation.key, operation.op[2]) in states.written
+    return isinstance(operation.op, Put) and (operation.key, operation.op.value) in states.written
 
 
 def _value(key: bytes, value: bytes | None) -> history.Value:

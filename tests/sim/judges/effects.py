@@ -6,8 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from msgspec.structs import replace
+
 from kvstore.errors import ConditionFailed, InvalidRequest, StoreError
-from kvstore.partition.state.commands import Code, Flag, Op, Record
+from kvstore.partition.state.commands import Check, Delete, DeleteRange, Flag, Op, Put, Record
 from kvstore.partition.state.entry import DELETE
 from tests.partition.model import Model
 from tests.sim.judges.log_states import LogStates
@@ -20,9 +22,9 @@ ANY = object()
 
 def keys_of(op: Op) -> list[bytes]:
     """Return the keys that an operation reads or writes; none for a range."""
-    if op[0] == Code.BATCH:
-        return sorted({part[1] for part in op[2]})
-    return [op[1]] if op[0] != Code.DELETE_RANGE else []
+    if op.ops:
+        return sorted({part.key for part in op.ops})
+    return [] if isinstance(op, DeleteRange) else [op.key]
 
 
 def plain(result: Any) -> Any:
@@ -52,7 +54,7 @@ class Effects:
         last = self._last_of(op) + (operation.request is not None)
         found = None
         for begin in range(seq - 1, max(0, seq - last) - 1, -1):
-            if states.mutations[begin].key not in {*keys, op[1]} or not states.are_together(begin + 1, seq):
+            if states.mutations[begin].key not in {*keys, op.key} or not states.are_together(begin + 1, seq):
                 break
             if self._fits(operation, keys, begin, seq, result):
                 found = begin  # if the result is unknown, a delete before it may belong to the write, too
@@ -60,7 +62,7 @@ class Effects:
 
     def _last_of(self, op: Op) -> int:
         """Return the maximum number of mutations: each operation may find its key expired."""
-        return 2 * len(op[2]) if op[0] == Code.BATCH else 2
+        return 2 * max(1, len(op.ops))
 
     def _fits(self, operation: Operation, keys: list[bytes], begin: int, seq: int, result: Any) -> bool:
         states = self._states
@@ -74,7 +76,7 @@ class Effects:
     def is_answer_at(self, operation: Operation, seq: int) -> bool:
         """Return True if an operation that changed nothing could have this result at this sequence."""
         keys = keys_of(operation.op)
-        op, known = (*operation.op[:-1], None), self._known_of(keys)
+        op, known = replace(operation.op, request=None), self._known_of(keys)
         for time_ms in set(self._states.times_ms(seq)):
             model = self._model(keys, seq, time_ms)
             found = model.apply(op)
@@ -134,13 +136,9 @@ def is_deleted(states: LogStates, start: bytes, end: bytes, since: int, seq: int
 def is_conditional(op: Op) -> bool:
     """Return True if an operation can fail because of a condition."""
     conditions = Flag.IF_ABSENT | Flag.IF_PRESENT | Flag.IF_VERSION
-    match op[0]:
-        case Code.PUT:
-            return bool(op[4] & conditions)
-        case Code.DELETE:
-            return bool(op[2] & conditions)
-        case Code.CHECK:
+    match op:
+        case Put() | Delete():
+            return bool(op.flags & conditions)
+        case Check():
             return True
-        case Code.BATCH:
-            return any(map(is_conditional, op[2]))
-    return False
+    return any(map(is_conditional, op.ops))

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from kvstore.partition.state.commands import Record
-from kvstore.partition.state.entry import CREATE, DELETE, NOTE, Entry, Mutation
+from kvstore.partition.state.entry import CREATE, DELETE, NOTE, OF_TRANSACTIONS, Entry, Mutation
 from kvstore.types import PartitionId, Position
 
 ABSENT = Record(b"", 0, 0, 0, 0)
@@ -105,7 +105,7 @@ class LogStates:
     def _change(self, mutation: Mutation, time_ms: int) -> int:
         """Apply the mutation and return the change in the number of keys."""
         kind, seq, key, value, created, expires_ms, _ = mutation
-        if kind == NOTE:
+        if kind == NOTE or kind in OF_TRANSACTIONS:
             return 0
         before = self.record(key, seq)
         seqs, records = self._history[key]

@@ -86,8 +86,11 @@ class Logbook:
                 f"P1 {node} applies {position} of {partition}; confirmed {self.confirmed.get(position.ledger)}, "
                 f"closed at {self.closed.get(position.ledger)}"
             )
-        payload = entry.encode()
         noted = self.entries.setdefault(partition, {}).get(position)
+        if noted is not None and noted.entry == entry:
+            noted.nodes.append(node)
+            return
+        payload = entry.encode()
         if noted is None:
             self.entries[partition][position] = Noted(entry, payload, [node])
             sent = self.appended.get(position.ledger, {}).get(position.entry)
@@ -100,9 +103,14 @@ class Logbook:
 
     # ── at the end ────────────────────────────────────────────────────────────────────────────────────────────────────
 
+    def entries_of(self, partition: PartitionId) -> list[tuple[Position, Entry]]:
+        """Return all entries that the partition's log has ever had, in order. Ranges that it took over leave gaps in
+        the sequences."""
+        return [(position, noted.entry) for position, noted in sorted(self.entries.get(partition, {}).items())]
+
     def log(self, partition: PartitionId) -> list[tuple[Position, Entry]]:
         """Return all entries that the partition's log has ever had, in order. Check that there are no gaps."""
-        entries = [(position, noted.entry) for position, noted in sorted(self.entries.get(partition, {}).items())]
+        entries = self.entries_of(partition)
         seq, epoch, time_ms = Seq(0), 0, 0
         for position, entry in entries:
             if entry.first_seq != seq + 1:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 from typing import Any
 
+from msgspec.structs import astuple
+
 from kvstore.errors import StoreError
-from kvstore.partition.state.commands import Code, Level, Op, RequestId
+from kvstore.partition.state.commands import Code, Level, Op, RequestId, Transact
+from kvstore.partition.state.traits import APPLIES_NOTHING
 from kvstore.types import PartitionId
 
 WRITES = frozenset(
-    {Code.PUT, Code.DELETE, Code.INCREMENT, Code.APPEND, Code.EXPIRE, Code.BATCH, Code.DELETE_RANGE, Code.CHECK}
+    {
+        *(Code.PUT, Code.DELETE, Code.INCREMENT, Code.APPEND, Code.EXPIRE, Code.BATCH, Code.DELETE_RANGE, Code.CHECK),
+        Code.TRANSACT,
+    }
 )
-_LEVEL_AT = {Code.GET: 2, Code.META: 2, Code.SCAN: 5, Code.RANGE: 5, Code.SCAN_TOKENS: 3, Code.COUNT: 2}
-_SEQ_AT = {Code.GET: 3, Code.META: 3, Code.SCAN: 6, Code.RANGE: 6}
 
 
 class Status(StrEnum):
@@ -42,7 +47,10 @@ class Operation:
     ended: float = inf
     status: Status = Status.OPEN
     result: Any = None
-    """A result as documented in kvstore.partition.state.commands, or the StoreError."""
+    """A result as documented in kvstore.partition.state.commands, or the StoreError. For a transaction: the results of
+    its operations, as for a batch."""
+    positions: dict[PartitionId, int] = field(default_factory=dict)
+    """The sequences at which a session sees a transaction, by partition."""
     request: RequestId | None = None
     attempts: list[str] = field(default_factory=list)
     """The node of each attempt."""
@@ -55,33 +63,32 @@ class Operation:
 
     @property
     def code(self) -> Code:
-        return Code(self.op[0])
+        return Code(self.op.code)
 
     @property
     def key(self) -> bytes:
         """The key, or the start of a range."""
-        key: bytes = self.op[1] if self.code is not Code.SCAN_TOKENS else b""
-        return key
+        return self.op.key
 
     @property
     def is_write(self) -> bool:
-        return self.code in WRITES
+        return self.code in WRITES and not (isinstance(self.op, Transact) and changes_nothing(self.op))
 
     @property
     def level(self) -> Level | None:
         """The consistency level of a read."""
-        place = _LEVEL_AT.get(self.code)
-        return None if place is None else Level(self.op[place])
+        if self.is_write:
+            return None
+        return Level.LINEARIZABLE if isinstance(self.op, Transact) else Level(self.op.level)
 
     @property
     def token(self) -> int:
         """The sequence that a read requires to be applied."""
-        place = _SEQ_AT.get(self.code)
-        return 0 if place is None else int(self.op[place])
+        return 0 if isinstance(self.op, Transact) else self.op.seq
 
     def __str__(self) -> str:
         ended = "open" if self.ended == inf else f"{self.ended:.6f}"
-        asked = " ".join(map(str, self.op[1:]))
+        asked = " ".join(map(str, astuple(self.op)))
         via = ",".join(self.attempts)
         what = f"{self.began:.6f}..{ended} {self.client} via {via}: {self.code.name} {asked}"
         return f"{what} -> {self.status} {self.result!r}"
@@ -111,7 +118,10 @@ class Recorder:
     def end(self, operation: Operation, status: Status, result: Any, now: float) -> None:
         """Record the outcome. An operation of unknown outcome never ends."""
         operation.status = status
-        is_list = operation.code is Code.BATCH and isinstance(result, list)
+        if operation.code is Code.TRANSACT and not isinstance(result, StoreError) and result is not None:
+            result, positions = result
+            operation.positions = {PartitionId(partition): seq for partition, seq in positions}
+        is_list = operation.code in (Code.BATCH, Code.TRANSACT) and isinstance(result, list)
         operation.result = [_told(each) for each in result] if is_list else _told(result)
         operation.ended = inf if status is Status.INFO else now
 
@@ -123,6 +133,17 @@ class Recorder:
             and partition in (None, operation.partition)
             for operation in self.operations
         )
+
+
+def changes_nothing(op: Op) -> bool:
+    """Return True if this is a batch or a transaction of reads and CHECKs only."""
+    return bool(op.ops) and all(each.code in APPLIES_NOTHING for each in op.ops)
+
+
+def transaction(ops: Sequence[Op], flags: int = 0) -> Transact:
+    """Return a transaction. Its key is the first one that it writes, or the first one."""
+    writes = [each for each in ops if each.code not in APPLIES_NOTHING]
+    return Transact((writes or ops)[0].key, tuple(ops), flags)
 
 
 def _told(result: Any) -> Any:

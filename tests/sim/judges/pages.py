@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kvstore.partition.state.commands import Code, Flag, Op, Record
+from kvstore.partition.state.commands import Flag, Range, Record, Scan, ScanTokens
 from kvstore.ring.hashing import token_of
 from tests.sim.judges.log_states import LogStates
 
 Fits = Callable[[int], bool]
 
 
-def page_fits(op: Op, result: Any, states: LogStates) -> Fits:
+def page_fits(op: Scan | Range | ScanTokens, result: Any, states: LogStates) -> Fits:
     """Return a function that tells if a state gives this answer to a SCAN, a RANGE or a SCAN_TOKENS."""
-    if op[0] == Code.SCAN_TOKENS:
+    if isinstance(op, ScanTokens):
         return _tokens_fit(op, result, states)
-    _, start, end, limit, flags, *_ = op
+    start, end, limit, flags = op.key, op.end, op.limit, op.flags
     items, following = result
-    backwards, is_range = bool(flags & Flag.REVERSE), op[0] == Code.RANGE
+    backwards, is_range = bool(flags & Flag.REVERSE), isinstance(op, Range)
     if following is not None:
         start, end = (following, end) if backwards and is_range else (start, following)
     keys = states.keys_between(start, end)
@@ -34,8 +34,8 @@ def page_fits(op: Op, result: Any, states: LogStates) -> Fits:
     )
 
 
-def _tokens_fit(op: Op, result: Any, states: LogStates) -> Fits:
-    _, token, limit, _, flags = op
+def _tokens_fit(op: ScanTokens, result: Any, states: LogStates) -> Fits:
+    token, limit, flags = op.token, op.limit, op.flags
     items, following = result
     keys = [
         key for key in states.all_keys() if token <= token_of(key) and (following is None or token_of(key) < following)

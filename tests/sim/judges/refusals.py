@@ -11,6 +11,7 @@ from typing import Any
 
 from kvstore.errors import (
     ConditionFailed,
+    Conflict,
     InvalidRequest,
     Moved,
     NotCaughtUp,
@@ -28,11 +29,11 @@ from kvstore.errors import (
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.namespaces import Namespace
 from kvstore.partition.config import PartitionConfig
-from kvstore.partition.state.commands import Code, Level, Op
+from kvstore.partition.state.commands import Batch, Code, Level, Op, Transact
 from kvstore.partition.state.traits import IN_BATCH, version_of
 from tests.sim.judges.effects import is_conditional
 from tests.sim.judges.log_states import Wrong
-from tests.sim.judges.operations import Operation
+from tests.sim.judges.operations import WRITES, Operation
 from tests.sim.world.env import EPOCH_MS
 
 BOUND_MS = 3_000
@@ -59,7 +60,8 @@ class Refusals:
             NotLeader: lambda *_: True,
             Unavailable: lambda *_: True,
             NotEnoughBookies: lambda operation, *_: operation.is_write,
-            OutcomeUnknown: lambda operation, *_: operation.is_write,
+            OutcomeUnknown: lambda operation, *_: operation.code in WRITES,
+            Conflict: lambda operation, *_: isinstance(operation.op, Transact),
             Moved: lambda *_: self._has_moves,
             NotCaughtUp: lambda operation, *_: not operation.is_write and _names_a_sequence(operation),
             Overloaded: lambda operation, *_: operation.request is not None,
@@ -67,7 +69,7 @@ class Refusals:
             QuotaExceeded: lambda operation, *_: self._may_exceed(operation),
             ConditionFailed: lambda operation, *_: is_conditional(operation.op),
             InvalidRequest: lambda operation, *_: is_invalid(operation.op) or _may_be_no_number(operation.op),
-            NotYetRaised: lambda operation, *_: self._is_older and version_of(operation.op) > 1,
+            NotYetRaised: lambda operation, *_: (self._is_older or self._has_moves) and version_of(operation.op) > 1,
             RequestExpired: self._is_expired,
         }
 
@@ -101,13 +103,13 @@ class Refusals:
     def _is_in_namespace(self, operation: Operation, has: Callable[[Namespace], bool]) -> bool:
         """Return True if a key of the operation is in a namespace of this kind. The start of a range counts as its
         key."""
-        parts = operation.op[2] if operation.code is Code.BATCH else (operation.op,)
-        keys = [part[1] for part in parts if isinstance(part[1], bytes)]
+        parts = operation.op.ops or (operation.op,)
+        keys = [part.key for part in parts]
         return any(has(space) and key.startswith(space.prefix) for space in self._spaces for key in keys)
 
     def _may_exceed(self, operation: Operation) -> bool:
-        parts = operation.op[2] if operation.code is Code.BATCH else (operation.op,)
-        return any(part[0] in _GROWING for part in parts) and self._is_in_namespace(
+        parts = operation.op.ops or (operation.op,)
+        return any(part.code in _GROWING for part in parts) and self._is_in_namespace(
             operation, lambda space: space.keys_max > 0 or space.bytes_max > 0
         )
 
@@ -118,14 +120,14 @@ _RESULTS, _BYTES = 64, 1 << 20
 
 def is_invalid(op: Op) -> bool:
     """Return True if every server must refuse the operation."""
-    if op[0] == Code.BATCH:
-        return not op[2] or any(part[0] not in IN_BATCH or is_invalid(part) for part in op[2])
-    return isinstance(op[1], bytes) and len(op[1]) > KEY_BYTES_MAX
+    if isinstance(op, Batch | Transact):
+        return not op.ops or any(part.code not in IN_BATCH or is_invalid(part) for part in op.ops)
+    return len(op.key) > KEY_BYTES_MAX
 
 
 def _may_be_no_number(op: Op) -> bool:
-    parts = op[2] if op[0] == Code.BATCH else (op,)
-    return any(part[0] == Code.INCREMENT for part in parts)
+    parts = op.ops or (op,)
+    return any(part.code == Code.INCREMENT for part in parts)
 
 
 # docs/protocol.md P22, P27

@@ -43,29 +43,29 @@ def page(*keys: tuple[bytes, Record]) -> tuple[Any, ...]:
 ALL = ((K, record(b"1", 1, 1)), (L, record(b"2", 2, 2)), (b"m", record(b"3", 3, 3)))
 REVERSE = Flag.REVERSE
 RIGHT: list[tuple[Log, Op, Any]] = [
-    (TWO_PUTS, commands.put(K, b"2", flags=Flag.RETURN_OLD), (True, 2, OLD)),
-    (TWO_PUTS, commands.put(K, b"9", flags=Flag.RETURN_OLD | Flag.IF_ABSENT), (False, 1, OLD)),
-    (TWO_PUTS, commands.meta(K), (1, *OLD[1:])),
-    (THREE, commands.range_(b"", b"", 2, Flag.BARE), ([K, L], b"m")),
-    (THREE, commands.range_(b"", b"", 2, Flag.BARE | REVERSE), ([b"m", L], L)),
-    (THREE, commands.range_(b"", b"", 9, Flag.COUNT_ONLY), (3, None)),
-    (THREE, commands.range_(b"", b"", 9), page(*ALL)),
-    (THREE, commands.scan(L, b"", 1), ([ALL[1]], b"m")),
-    (Log().add((K, b"1"), (L, b"2")).add((K, None), (L, None)), commands.delete_range(b"", b""), 2),
-    (Log().add((K, b"1"), (L, b"2")), commands.batch(K, (commands.put(K, b"1"), commands.put(L, b"2"))), [1, 2]),
+    (TWO_PUTS, commands.Put(K, b"2", flags=Flag.RETURN_OLD), (True, 2, OLD)),
+    (TWO_PUTS, commands.Put(K, b"9", flags=Flag.RETURN_OLD | Flag.IF_ABSENT), (False, 1, OLD)),
+    (TWO_PUTS, commands.Meta(K), (1, *OLD[1:])),
+    (THREE, commands.Range(b"", b"", 2, Flag.BARE), ([K, L], b"m")),
+    (THREE, commands.Range(b"", b"", 2, Flag.BARE | REVERSE), ([b"m", L], L)),
+    (THREE, commands.Range(b"", b"", 9, Flag.COUNT_ONLY), (3, None)),
+    (THREE, commands.Range(b"", b"", 9), page(*ALL)),
+    (THREE, commands.Scan(L, b"", 1), ([ALL[1]], b"m")),
+    (Log().add((K, b"1"), (L, b"2")).add((K, None), (L, None)), commands.DeleteRange(b"", b""), 2),
+    (Log().add((K, b"1"), (L, b"2")), commands.Batch(K, (commands.Put(K, b"1"), commands.Put(L, b"2"))), [1, 2]),
 ]
 WRONG: list[tuple[Log, Op, Any]] = [
-    (TWO_PUTS, commands.put(K, b"2", flags=Flag.RETURN_OLD), (True, 2, None)),
-    (TWO_PUTS, commands.put(K, b"9", flags=Flag.RETURN_OLD | Flag.IF_ABSENT), (False, 1, None)),
-    (TWO_PUTS, commands.meta(K), (2, *OLD[1:])),
-    (THREE, commands.range_(b"", b"", 2, Flag.BARE), ([K, b"m"], None)),
-    (THREE, commands.range_(b"", b"", 2, Flag.BARE | REVERSE), ([L, b"m"], L)),
-    (THREE, commands.range_(b"", b"", 9, Flag.COUNT_ONLY), (4, None)),
-    (THREE, commands.range_(b"", b"", 9), page(ALL[0], ALL[2])),
-    (THREE, commands.scan(L, b"", 1), ([ALL[1], ALL[2]], None)),
-    (Log().add((K, b"1"), (L, b"2")).add((K, None)), commands.delete_range(b"", b""), 1),
-    (Log().add((K, b"1"), (L, b"2")).add((K, None), (L, None)), commands.delete_range(b"", b""), 3),
-    (Log().add((K, b"1")).add((L, b"2")), commands.batch(K, (commands.put(K, b"1"), commands.put(L, b"2"))), [1, 2]),
+    (TWO_PUTS, commands.Put(K, b"2", flags=Flag.RETURN_OLD), (True, 2, None)),
+    (TWO_PUTS, commands.Put(K, b"9", flags=Flag.RETURN_OLD | Flag.IF_ABSENT), (False, 1, None)),
+    (TWO_PUTS, commands.Meta(K), (2, *OLD[1:])),
+    (THREE, commands.Range(b"", b"", 2, Flag.BARE), ([K, b"m"], None)),
+    (THREE, commands.Range(b"", b"", 2, Flag.BARE | REVERSE), ([L, b"m"], L)),
+    (THREE, commands.Range(b"", b"", 9, Flag.COUNT_ONLY), (4, None)),
+    (THREE, commands.Range(b"", b"", 9), page(ALL[0], ALL[2])),
+    (THREE, commands.Scan(L, b"", 1), ([ALL[1], ALL[2]], None)),
+    (Log().add((K, b"1"), (L, b"2")).add((K, None)), commands.DeleteRange(b"", b""), 1),
+    (Log().add((K, b"1"), (L, b"2")).add((K, None), (L, None)), commands.DeleteRange(b"", b""), 3),
+    (Log().add((K, b"1")).add((L, b"2")), commands.Batch(K, (commands.Put(K, b"1"), commands.Put(L, b"2"))), [1, 2]),
 ]
 
 
@@ -82,7 +82,7 @@ def test_judge_rejects_wrong_answer(log: Log, op: Op, result: Any) -> None:
 
 # docs/protocol.md P27
 def test_stale_read_is_wrong_below_floor_of_its_replica() -> None:
-    stale = commands.get(K, Level.STALE)
+    stale = commands.Get(K, Level.STALE)
     judge(TWO_PUTS, asked(stale, 4, 5, OLD, floor=1))
     with pytest.raises(Wrong, match="no state"):
         judge(TWO_PUTS, asked(stale, 4, 5, OLD, floor=2))
@@ -104,19 +104,19 @@ def test_floor_is_what_other_replicas_had_published_at_start() -> None:
 
 def test_mutation_is_wrong_when_no_client_requested_it() -> None:
     witness = Witness(TWO_PUTS.states())
-    witness.check([asked(commands.put(K, b"1"), 0, 1, 1)])
+    witness.check([asked(commands.Put(K, b"1"), 0, 1, 1)])
     with pytest.raises(Wrong, match="no operation explains"):
         witness.check_nothing_else()
     witness = Witness(TWO_PUTS.states())
-    lost = asked(commands.put(K, b"2"), 2, 3, OutcomeUnknown("lost"), Status.INFO)
-    witness.check([asked(commands.put(K, b"1"), 0, 1, 1), lost])
+    lost = asked(commands.Put(K, b"2"), 2, 3, OutcomeUnknown("lost"), Status.INFO)
+    witness.check([asked(commands.Put(K, b"1"), 0, 1, 1), lost])
     witness.check_nothing_else()
 
 
 # ── refusals ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 REQUEST = RequestId(CLIENT, 1, 1, EPOCH_MS)
-PUT, GET = commands.put(K, b"1"), commands.get(K)
+PUT, GET = commands.Put(K, b"1"), commands.Get(K)
 SPACE = Namespace(name="k", prefix=b"k", keys_max=1)
 
 
@@ -134,10 +134,10 @@ def judge_refusal(operation: Operation, config: PartitionConfig | None = None, *
         (PUT, Unavailable(""), None),
         (PUT, OutcomeUnknown(""), None),
         (PUT, Overloaded(""), REQUEST),
-        (commands.get(K, Level.STALE), NotCaughtUp(""), None),
-        (commands.increment(K, 1), InvalidRequest(""), None),
-        (commands.batch(K, ()), InvalidRequest(""), None),
-        (commands.delete(K, Flag.IF_VERSION, 1), ConditionFailed(0), None),
+        (commands.Get(K, Level.STALE), NotCaughtUp(""), None),
+        (commands.Increment(K, 1), InvalidRequest(""), None),
+        (commands.Batch(K, ()), InvalidRequest(""), None),
+        (commands.Delete(K, Flag.IF_VERSION, 1), ConditionFailed(0), None),
     ],
 )
 def test_refusal_is_accepted_when_it_has_a_cause(op: Op, error: StoreError, request_id: RequestId | None) -> None:

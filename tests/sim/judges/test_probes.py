@@ -6,9 +6,9 @@ from tests.sim.judges import probes
 
 
 def test_declared_path_is_missed_until_taken() -> None:
-    probes.declare("test.road", "test.other")
-    assert probes.missed("test.road") == ["test.road"]
-    probes.probe("test.road")
+    probes.declare("test.path", "test.other")
+    assert probes.missed("test.path") == ["test.path"]
+    probes.probe("test.path")
     assert probes.missed("test.") == ["test.other"]
     probes.probe("test.other")
     assert probes.missed("test.") == []

@@ -5,6 +5,10 @@ the answer. It remains to show that places respect real time: an operation that 
 lower place. The operations are visited in the order of their beginnings, and each takes the lowest place that fits. If
 this choice fails, every choice fails.
 
+A transaction over several partitions takes effect on a key of another partition than home when its intent is carried
+out, which may be after its answer. Until then the intent hides the key, and only that key. So the places of such a
+transaction are looked up, and what begins after its end has no lower place if it is on the same key.
+
 Operations of unknown outcome are looked up. If the log has them, they have a place and never end; otherwise they did
 nothing. The log must contain no refused operation and no operation twice.
 """
@@ -12,30 +16,76 @@ nothing. The log must contain no refused operation and no operation twice.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvstore.errors import ConditionFailed, InvalidRequest, StoreError
 from kvstore.partition.leading.range_delete import RANGE_KEYS_MAX
-from kvstore.partition.state.commands import Code, Level, Op, Record
-from kvstore.partition.state.entry import DELETE, NOTE, Mutation
+from kvstore.partition.state.commands import (
+    Append,
+    Check,
+    Code,
+    Count,
+    Delete,
+    DeleteRange,
+    Expire,
+    Flag,
+    Get,
+    Increment,
+    Level,
+    Meta,
+    Op,
+    Put,
+    Range,
+    Record,
+    Scan,
+    ScanTokens,
+)
+from kvstore.partition.state.entry import DELETE, NOTE, OF_TRANSACTIONS, Mutation
 from tests.sim.judges.effects import Effects, deletes_between, is_deleted, keys_of
 from tests.sim.judges.log_states import LogStates, Wrong
 from tests.sim.judges.operations import Operation, Status
 from tests.sim.judges.pages import page_fits
 
 
+class Part(NamedTuple):
+    """The part of one partition in a transaction over several."""
+
+    operation: Operation
+    place: int
+    """The highest sequence that had to be logged before the transaction was answered."""
+    keys: Mapping[bytes, tuple[int, int]]
+    """Key → the sequence from which on the key is locked, and the sequence from which on the effect shows."""
+    changes: Sequence[int]
+    """The sequences of its changes."""
+
+
 class Witness:
     """Checks one partition's history against its log. `prefixes` are the namespaces that give keys a time to live."""
 
     def __init__(
-        self, states: LogStates, prefixes: tuple[bytes, ...] = (), *, range_keys: int = RANGE_KEYS_MAX
+        self,
+        states: LogStates,
+        prefixes: tuple[bytes, ...] = (),
+        *,
+        range_keys: int = RANGE_KEYS_MAX,
+        parts: Sequence[Part] = (),
     ) -> None:
-        """`range_keys`: a range delete of up to this number of keys is atomic."""
+        """`range_keys`: a range delete of up to this number of keys is atomic. `parts` are those of transactions over
+        several partitions."""
         self._states, self._range_keys = states, range_keys
+        self._parts = {part.operation.number: part for part in parts}
+        self._locks: defaultdict[bytes, list[tuple[int, int]]] = defaultdict(list)
+        """By key: from which sequence on a transaction locked it, and from which on its effect shows."""
+        for part in parts:
+            for key, shown in part.keys.items():
+                self._locks[key].append(shown)
+        self._key_floors: dict[bytes, int] = {}
+        """The lowest place of what begins now, by key, if the floor of all keys is lower."""
         self._effects = Effects(states, prefixes)
-        self._done: set[int] = set()
+        self._done: set[int] = {seq for part in parts for seq in part.changes}
         """Sequences of mutations that are known to belong to an operation."""
         self._doubtful: list[Operation] = []
         """Operations that may have done more than is known."""
@@ -46,9 +96,15 @@ class Witness:
         """Raises Wrong."""
         floor = 0
         ended: list[tuple[float, int, int]] = []
-        for operation in sorted(operations, key=lambda each: (each.began, each.number)):
+        mine = [each for each in operations if each.number not in self._parts]
+        mine += [part.operation for part in self._parts.values()]
+        for operation in sorted(mine, key=lambda each: (each.began, each.number)):
             while ended and ended[0][0] < operation.began:
-                floor = max(floor, heappop(ended)[2])
+                _, number, place = heappop(ended)
+                floor = max(floor, place)
+                if (part := self._parts.get(number)) is not None:
+                    for key, (_, shown) in part.keys.items():
+                        self._key_floors[key] = max(self._key_floors.get(key, 0), shown)
             place = self._place(operation, floor)
             if place is None:
                 continue
@@ -66,15 +122,33 @@ class Witness:
 
     def _place(self, operation: Operation, floor: int) -> int | None:
         """Return the lowest fitting place at or above `floor`, or None for an operation without a place."""
+        if (part := self._parts.get(operation.number)) is not None:
+            lowest = min(locked for locked, _ in part.keys.values())
+            self._expect_above(operation, lowest, max(floor, *(self._key_floors.get(key, 0) for key in part.keys)))
+            return part.place
+        floor = max((floor, *(self._key_floors[key] for key in self._seen(operation) if key in self._key_floors)))
         if operation.status is not Status.OK:
             return self._place_of_unanswered(operation, floor)
         if operation.is_write and not _is_read_only(operation):
             return self._place_of_write(operation, floor)
         if operation.level is Level.SESSION:
-            floor = max(operation.token, operation.floor)
+            locks = self._locks.get(operation.key, ())
+            shown = max((shown for locked, shown in locks if locked <= operation.token), default=0)
+            floor = max(operation.token, operation.floor, shown)
         elif operation.level is Level.STALE:
             floor = operation.floor
         return self._place_of_read(operation, floor)
+
+    # docs/protocol.md Tx9
+    def _seen(self, operation: Operation) -> Sequence[bytes]:
+        """Return the keys of which the operation shows or changes the latest state. A page shows its range only."""
+        op = operation.op
+        if not isinstance(op, (Scan, Range)):
+            return keys_of(op)
+        if operation.status is not Status.OK or op.flags & Flag.REVERSE:
+            return ()
+        end = operation.result[1] or op.end
+        return [key for key in self._key_floors if op.key <= key and (not end or key < end)]
 
     # ── writes ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -104,10 +178,10 @@ class Witness:
         states, op = self._states, operation.op
         if operation.request is not None:
             return states.requests.get((operation.request.client, operation.request.sequence))
-        for part in op[2] if operation.code is Code.BATCH else [op]:
-            if part[0] == Code.PUT and (seq := states.written.get((part[1], part[2]))) is not None:
+        for part in op.ops or [op]:
+            if isinstance(part, Put) and (seq := states.written.get((part.key, part.value))) is not None:
                 return seq
-            if part[0] == Code.APPEND and (seq := states.appended.get((part[1], part[2]))) is not None:
+            if isinstance(part, Append) and (seq := states.appended.get((part.key, part.value))) is not None:
                 return seq
         return None
 
@@ -150,7 +224,9 @@ class Witness:
     def _place_of_delete_range(self, operation: Operation, floor: int) -> int:
         """Return the place where no key is left and the reported number of keys was deleted. A long range may still
         hold keys written after the delete began."""
-        _, start, end, _ = operation.op
+        op = operation.op
+        assert isinstance(op, DeleteRange)
+        start, end = op.key, op.end
         states, found = self._states, self._find(operation)
         is_atomic = len(states.keys_between(start, end)) <= self._range_keys
         self._doubtful.append(operation)
@@ -166,7 +242,7 @@ class Witness:
     def _is_explained(self, mutation: Mutation) -> bool:
         """Return True if an expiry or an operation of unknown outcome may have made this mutation."""
         before = self._states.record(mutation.key, mutation.seq - 1)
-        if mutation.kind == NOTE:
+        if mutation.kind == NOTE or mutation.kind in OF_TRANSACTIONS:
             return True
         if mutation.kind == DELETE and 0 < before.expires_ms <= self._states.time_ms(mutation.seq):
             return True
@@ -205,18 +281,18 @@ class Witness:
     def _fits(self, operation: Operation) -> _Fits:
         """Return a function that tells if a state fits the answer of an operation that changed nothing."""
         states, op, result, key = self._states, operation.op, operation.result, operation.key
-        match operation.code:
-            case Code.GET:
+        match op:
+            case Get():
                 found = None if result is None else Record(*result)
                 return lambda seq: states.may_be(key, seq, found)
-            case Code.META:
+            case Meta():
                 return lambda seq: _meta_fits(states, key, seq, result)
-            case Code.COUNT:
+            case Count():
                 return lambda seq: states.count(seq) == result
-            case Code.SCAN | Code.RANGE | Code.SCAN_TOKENS:
+            case Scan() | Range() | ScanTokens():
                 return page_fits(op, result, states)
-            case Code.DELETE_RANGE:
-                return lambda seq: is_deleted(states, op[1], op[2], seq, seq)
+            case DeleteRange():
+                return lambda seq: is_deleted(states, op.key, op.end, seq, seq)
         return lambda seq: self._effects.is_answer_at(operation, seq)
 
 
@@ -226,14 +302,13 @@ _Fits = Callable[[int], bool]
 def _is_read_only(operation: Operation) -> bool:
     """Return True if this write has changed nothing, so that its answer depends on a state only."""
     result = operation.result
-    match operation.code:
+    match operation.op:
         case _ if isinstance(result, ConditionFailed):
             return True
-        case Code.CHECK:
+        case Check():
             return True
-        case Code.BATCH:
-            parts = zip(operation.op[2], result, strict=True)
-            return all(_part_is_read_only(part[0], each) for part, each in parts)
+        case op if op.ops:
+            return all(_part_is_read_only(part.code, each) for part, each in zip(op.ops, result, strict=True))
     return _part_is_read_only(operation.code, result)
 
 
@@ -249,9 +324,9 @@ def _part_is_read_only(code: int, result: Any) -> bool:
 
 def _seq_in(op: Op, result: Any) -> int:
     """Return the latest sequence that an answer names as its own, or 0 if it names none."""
-    if op[0] == Code.BATCH:
-        return max((_seq_in(part, each) for part, each in zip(op[2], result, strict=True)), default=0)
-    if isinstance(result, StoreError) or op[0] in (Code.GET, Code.META, Code.CHECK):
+    if op.ops:
+        return max((_seq_in(part, each) for part, each in zip(op.ops, result, strict=True)), default=0)
+    if isinstance(result, StoreError) or op.code in (Code.GET, Code.META, Code.CHECK):
         return 0
     return _seq_of_part(result)
 
@@ -280,27 +355,27 @@ def _meta_fits(states: LogStates, key: bytes, seq: int, result: Any) -> bool:
 
 def _depends(op: Op) -> bool:
     """Return True if the validity of the operation depends on the value of a key."""
-    return bool(op[0] == Code.INCREMENT) or (op[0] == Code.BATCH and any(map(_depends, op[2])))
+    return isinstance(op, Increment) or any(map(_depends, op.ops))
 
 
 def _may_have_done(op: Op, mutation: Mutation, before: Record) -> bool:
     """Return True if an operation, possibly within a batch, could have made this mutation."""
-    if op[0] == Code.BATCH:
-        return any(_may_have_done(part, mutation, before) for part in op[2])
-    if op[0] == Code.DELETE_RANGE:
-        return mutation.kind == DELETE and op[1] <= mutation.key and (not op[2] or mutation.key < op[2])
-    if op[1] != mutation.key or op[0] in (Code.GET, Code.META, Code.CHECK):
+    if op.ops:
+        return any(_may_have_done(part, mutation, before) for part in op.ops)
+    if isinstance(op, DeleteRange):
+        return mutation.kind == DELETE and op.key <= mutation.key and (not op.end or mutation.key < op.end)
+    if op.key != mutation.key or op.code in (Code.GET, Code.META, Code.CHECK):
         return False
     if mutation.kind == DELETE:
-        return op[0] in (Code.DELETE, Code.EXPIRE) or (op[0] == Code.PUT and op[3] != 0)
-    match op[0]:
-        case Code.PUT:
-            return bool(op[2] == mutation.value)
-        case Code.INCREMENT:
+        return isinstance(op, (Delete, Expire)) or (isinstance(op, Put) and op.expires_ms != 0)
+    match op:
+        case Put():
+            return op.value == mutation.value
+        case Increment():
             is_number = before.value.removeprefix(b"-").isdigit() or not before.value
-            return is_number and mutation.value == b"%d" % (int(before.value or 0) + op[2])
-        case Code.APPEND:
-            return bool(mutation.value == before.value + op[2])
-        case Code.EXPIRE:
+            return is_number and mutation.value == b"%d" % (int(before.value or 0) + op.delta)
+        case Append():
+            return mutation.value == before.value + op.value
+        case Expire():
             return mutation.value == before.value
     return False

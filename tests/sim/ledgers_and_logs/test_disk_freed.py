@@ -10,7 +10,7 @@ from itertools import count
 
 import pytest
 
-from kvstore.partition.state.commands import put
+from kvstore.partition.state.commands import Put
 from tests.sim.judges.operations import Status
 from tests.sim.nodes import Node
 from tests.sim.stories.scenarios import Stage, knobs, play
@@ -43,13 +43,13 @@ async def fill(stage: Stage, nodes: Sequence[Node], full: int) -> None:
     async with asyncio.timeout(60):
         while sum(map(is_readonly, nodes)) < full:
             number += 1
-            await stage.ask(put(b"fill%d" % (number % 7), VALUE + b"%d" % number), stage.cluster.nodes[-1])
+            await stage.ask(Put(b"fill%d" % (number % 7), VALUE + b"%d" % number), stage.cluster.nodes[-1])
 
 
 async def knock(stage: Stage, node: Node) -> None:
     """Continue to write, without success as long as there is no free space."""
     for number in count():
-        await stage.ask(put(b"knock", VALUE + b"knock%d" % number), node)
+        await stage.ask(Put(b"knock", VALUE + b"knock%d" % number), node)
         await asyncio.sleep(0.2)
 
 

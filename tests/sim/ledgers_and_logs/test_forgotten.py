@@ -14,7 +14,7 @@ from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import Stat
 from kvstore.types import Seq
-from kvstore.wal.leading.anchors import LOOK_AGAIN_S, PAUSE_S
+from kvstore.wal.leading.anchors import CHECK_S, PAUSE_S
 from kvstore.wal.leading.leader_log import OpenLeaderLog
 from tests.sim.ledgers_and_logs.bench import Bench, FrozenStore, P, run
 from tests.sim.ledgers_and_logs.logs import (
@@ -85,7 +85,7 @@ def test_next_poll_finds_change_that_no_watch_reported() -> None:
         writer = Writer(await opened(bench.logs(NEVER, store=Deaf(bench.tree))))
         await writer.append(1)
         await remove(bench, paths.INSTANCE_ID)
-        await asyncio.sleep(LOOK_AGAIN_S + 1)
+        await asyncio.sleep(CHECK_S + 1)
         assert isinstance(writer.log.lost, MetadataLost)
 
     run(case)
@@ -115,11 +115,11 @@ def test_lagging_server_ends_no_leadership() -> None:
         await writer.append(1)
         for anchor in anchors(writer.log):
             syncs, store.unheard = store.syncs, frozenset([anchor])
-            await asyncio.sleep(LOOK_AGAIN_S + 1)
+            await asyncio.sleep(CHECK_S + 1)
             assert store.syncs == syncs + 1
             assert writer.log.lost is None
         syncs = store.syncs
-        await asyncio.sleep(4 * LOOK_AGAIN_S)
+        await asyncio.sleep(4 * CHECK_S)
         assert store.syncs == syncs, "a poll that finds nothing missing costs no sync"
 
     run(case)
@@ -133,7 +133,7 @@ def test_unreachable_store_ends_no_leadership_and_is_checked_on_return() -> None
         await writer.append(1)
         store.suspend()
         await remove(bench, LISTED)
-        await asyncio.sleep(3 * LOOK_AGAIN_S)
+        await asyncio.sleep(3 * CHECK_S)
         await writer.append(3)
         assert writer.log.lost is None
         assert len(writer.entries.confirmed) == 4
@@ -213,7 +213,7 @@ def test_older_copy_marked_by_bookie_is_not_used() -> None:
         identity = ClusterIdentity(bench.store, "simulated")
         await identity.mark_older("b1 says so")
         await identity.mark_older("b2 says so too")
-        await bench.pass_time(LOOK_AGAIN_S + 1)
+        await bench.pass_time(CHECK_S + 1)
         with pytest.raises(MetadataLost, match="b1 says so; restore a later one"):
             await opened(bench.logs(NEVER))
         with pytest.raises(MetadataLost, match="older copy"):

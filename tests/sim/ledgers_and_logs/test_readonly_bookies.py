@@ -41,6 +41,21 @@ def set_readonly(bench: Bench, bookie: BookieId, readonly: bool) -> None:
     bench.bookies.view.changed()
 
 
+def test_leader_notices_within_seconds_that_a_worker_has_repaired_a_ledger() -> None:
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        bench.bookies.stop(B3)
+        copier = copier_of(bench)
+        await bench.pass_time(40)
+        assert copier.lacking == {LEDGER: frozenset({B3})}
+        await bench.mark(B3)
+        await bench.pass_time(10)
+        assert not await bench.is_marked()
+        assert copier.lacking == {}
+
+    run(case, bookies=4)
+
+
 def test_leader_reports_missing_copies_until_their_bookie_is_writable() -> None:
     async def case(bench: Bench) -> None:
         await closed(bench)
@@ -49,6 +64,14 @@ def test_leader_reports_missing_copies_until_their_bookie_is_writable() -> None:
         await bench.pass_time(60)
         assert len(bench.bookies.at[B3].of(LEDGER)) == COUNT - 3
         assert copier.lacking == {LEDGER: frozenset({B3})}
+        assert copier.at_risk == set(), "an ack quorum has each entry"
+        bench.bookies.stop(B2)
+        await bench.pass_time(60)
+        assert copier.lacking == {LEDGER: frozenset({B2, B3})}
+        assert copier.at_risk == {LEDGER}, "three entries are only at B1"
+        bench.bookies.start(B2)
+        await bench.pass_time(60)
+        assert copier.at_risk == set()
         set_readonly(bench, B3, False)
         await bench.pass_time(60)
         assert bench.bookies.at[B3].entries == bench.bookies.at[B1].entries

@@ -39,7 +39,7 @@ def test_flipped_bit_on_disk_is_repaired_unprompted(monkeypatch: pytest.MonkeyPa
         other = stage.others(stage.leader)[0]
         stage.cluster.lossy = other
         for number, value in enumerate(VALUES):
-            await stage.ask(commands.put(b"k%d" % number, value), stage.leader)
+            await stage.ask(commands.Put(b"k%d" % number, value), stage.leader)
         assert other.served is not None
         bookie = other.served.bookie
         value = next(each for each in VALUES if places(other, each))

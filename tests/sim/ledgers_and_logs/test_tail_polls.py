@@ -306,6 +306,7 @@ def test_cancelled_read_skips_nothing() -> None:
         for steps in range(40):
             again = logs_beside(bench, B1, LogConfig()).reader(P, None)
             reading = bench.env.nursery.spawn(again.read(1_000), name="read")
+            assert isinstance(reading, asyncio.Task)
             for _ in range(steps):
                 await asyncio.sleep(0.0001)
             reading.cancel()

@@ -69,6 +69,10 @@ class Users:
         """By user and key: the version of the user's last write."""
         self._tasks = [cluster.spawn(self._live(number), name=f"user {number}") for number in range(count)]
 
+    def calm_down(self) -> None:
+        """Work more slowly from now on."""
+        self._pause_s = max(self._pause_s, 0.3)
+
     async def stop(self) -> None:
         """Stop each worker after its current operation."""
         self._stopping = True
@@ -79,7 +83,7 @@ class Users:
         random = Random(self._random.getrandbits(64))
         worker = Worker(self._cluster, f"user{number}", random, Identity(random))
         while not worker.identity.seen_ms and not self._stopping:
-            await worker.do(commands.get(random.randbytes(4)))
+            await worker.do(commands.Get(random.randbytes(4)))
         while not self._stopping:
             await self._do_something(worker)
             await asyncio.sleep(random.expovariate(1 / self._pause_s))
@@ -94,15 +98,15 @@ class Users:
             await self._session_read(worker, key)
         elif roll < 0.35:
             level = random.choice((Level.LINEARIZABLE, Level.LINEARIZABLE, Level.STRICT))
-            await worker.do(commands.get(key, level))
+            await worker.do(commands.Get(key, level))
         elif roll < 0.65:
-            self._note(await worker.do(commands.put(key, value), with_id=random.random() < 0.8))
+            self._note(await worker.do(commands.Put(key, value), with_id=random.random() < 0.8))
         elif roll < 0.75:
-            await worker.do(commands.delete(key))
+            await worker.do(commands.Delete(key))
         elif roll < 0.85:
-            self._note(await worker.do(commands.put(key, value, flags=Flag.IF_ABSENT)))
+            self._note(await worker.do(commands.Put(key, value, flags=Flag.IF_ABSENT)))
         else:
-            await worker.do(commands.increment(random.choice(self._counters), 1))
+            await worker.do(commands.Increment(random.choice(self._counters), 1))
 
     def _note(self, put: Operation) -> None:
         if put.status is Status.OK and isinstance(put.result, int):
@@ -113,7 +117,7 @@ class Users:
         worker's last write."""
         token = worker.tokens.get(worker.ring.partition_of(key), 0)
         known = self._written.get((worker.name, key), 0)
-        done = await worker.do(commands.get(key, Level.SESSION, token))
+        done = await worker.do(commands.Get(key, Level.SESSION, token))
         if done.status is Status.OK and done.result is not None and done.result[1] < known:
             self._cluster.broken(f"P6 {done} is older than this session's own version {known}")
 
@@ -211,7 +215,7 @@ class World:
         random = self.cluster.world.fork("last reads")
         worker = Worker(self.cluster, "last", random, Identity(random))
         for key in [*self.keys, *self.counters]:
-            done = await worker.do(commands.get(key))
+            done = await worker.do(commands.Get(key))
             assert done.status is Status.OK, f"the read of {key!r} at the end failed: {done}"
 
     async def _settle(self) -> None:
@@ -299,8 +303,9 @@ def _translated(operation: Operation) -> history.Operation | None:
                 version = operation.result.version or None
             else:
                 version = operation.result if known and not isinstance(operation.result, StoreError) else None
-            kind = Kind.CAS if operation.op[4] & Flag.IF_ABSENT else Kind.PUT
-            return history.Operation(kind=kind, value=operation.op[2], version=version, **fields)
+            assert isinstance(operation.op, commands.Put)
+            kind = Kind.CAS if operation.op.flags & Flag.IF_ABSENT else Kind.PUT
+            return history.Operation(kind=kind, value=operation.op.value, version=version, **fields)
     return None
 
 

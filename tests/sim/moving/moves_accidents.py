@@ -29,11 +29,11 @@ async def same_again(world: World) -> AsyncIterator[None]:
     random = world.cluster.world.fork(f"again/{asyncio.get_running_loop().time()}")
     worker = Worker(world.cluster, f"again{world.ring.version}", random, Identity(random))
     while not worker.identity.seen_ms:
-        await worker.do(commands.get(world.counters[0]))
+        await worker.do(commands.Get(world.counters[0]))
     key = world.counters[0]
     request = worker.identity.next()
     recorder = world.cluster.recorder
-    asked = recorder.begin(worker.name, commands.increment(key, 1, request), world.ring.partition_of(key), 0.0, request)
+    asked = recorder.begin(worker.name, commands.Increment(key, 1, request), world.ring.partition_of(key), 0.0, request)
     first = await _answered(worker, asked)
     recorder.end(asked, Status.OK, first, asyncio.get_running_loop().time())
     yield

@@ -189,7 +189,7 @@ def test_scans_during_moves_find_every_key_once() -> None:
         node = world.cluster.nodes[0]
         ask = asker(node)
         for key in there:
-            await ask(commands.put(key, b"x"), None)
+            await ask(commands.Put(key, b"x"), None)
         await world.join("p2")
         rounds = 0
         while (await world.read_ring()).moves or rounds < 3:

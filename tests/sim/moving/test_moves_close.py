@@ -37,7 +37,7 @@ def test_move_ends_soon_while_large_values_are_written_all_the_time() -> None:
         async def write() -> None:
             while not is_over:
                 for key in keys:
-                    await ask(commands.put(key, bytes(80_000)), None)
+                    await ask(commands.Put(key, bytes(80_000)), None)
 
         writing = [world.cluster.spawn(write(), name=f"large values {number}") for number in range(6)]
         await world.shift(SPAN, "p2")
@@ -71,12 +71,12 @@ def test_nothing_is_frozen_before_its_target_is_close() -> None:
         worlds[:] = [world]
         ask, keys = asker(world.cluster.nodes[0]), keys_in(SPAN, 280, b"m")
         for key in keys:
-            await ask(commands.put(key, bytes(1000)), None)
+            await ask(commands.Put(key, bytes(1000)), None)
         await world.change(lambda ring: steps.set_pace(ring, Pace(bytes_per_s=60_000)))
         await world.shift(SPAN, "p2")
         while (await world.read_ring()).moves:
             for key in keys[:50]:
-                await ask(commands.put(key, b"again"), None)
+                await ask(commands.Put(key, b"again"), None)
 
     for seed in range(3, 8):
         with at_each_step(reached):

@@ -26,12 +26,12 @@ async def deleted(world: World, moving: tuple[bytes, ...], staying: tuple[bytes,
     accident, found = Accident(step), list[Any]()
     ask = asker(world.cluster.nodes[0])
     for key in (*moving, *staying):
-        await ask(commands.put(key, b"v"), None)
+        await ask(commands.Put(key, b"v"), None)
     ring = world.ring
 
     async def delete() -> None:
         try:
-            found.append(await asker(world.cluster.nodes[0], ring.routed)(commands.delete_range(b"", b""), P1))
+            found.append(await asker(world.cluster.nodes[0], ring.routed)(commands.DeleteRange(b"", b""), P1))
         except StoreError as error:
             found.append(error)
 
@@ -65,7 +65,7 @@ def test_range_delete_is_done_or_refused_when_some_of_its_keys_move(step: str) -
         result = await deleted(world, moving, staying, step)
         seen.append(result)
         ask = asker(world.cluster.nodes[0])
-        left = [key for key in (*moving, *staying) if await ask(commands.get(key), None) is not None]
+        left = [key for key in (*moving, *staying) if await ask(commands.Get(key), None) is not None]
         if isinstance(result, OutcomeUnknown):
             return
         if isinstance(result, Refused):

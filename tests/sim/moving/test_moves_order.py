@@ -49,7 +49,7 @@ class Pipeline:
     async def _write(self, ask: object, key: bytes, place: int) -> None:
         try:
             async with asyncio.timeout(3.0):
-                version = await ask(commands.put(key, b"%d" % place), None)  # type: ignore[operator]
+                version = await ask(commands.Put(key, b"%d" % place), None)  # type: ignore[operator]
         except (StoreError, TimeoutError):
             return
         self.versions[key][place] = version

@@ -43,7 +43,7 @@ def test_long_pause_releases_log_of_source_and_move_ends_after_resume(
         accident.strike = strike
         ask, keys = asker(world.cluster.nodes[0]), keys_in(SPAN, 60, b"m")
         for key in keys:
-            await ask(commands.put(key, bytes(20_000)), None)
+            await ask(commands.Put(key, bytes(20_000)), None)
         await world.change(lambda ring: steps.set_pace(ring, Pace(bytes_per_s=SLOW)))
         await world.shift(SPAN, "p2")
         deadline = asyncio.get_running_loop().time() + 20.0
@@ -57,7 +57,7 @@ def test_long_pause_releases_log_of_source_and_move_ends_after_resume(
         await world.moved()
         assert world.ring.owner_of(SPAN.first) == "p2"
         for key in keys:
-            assert await ask(commands.meta(key), None) is not None
+            assert await ask(commands.Meta(key), None) is not None
 
     with at_each_step(accident.reached):
         play(9, pause, TWO, users=2)

@@ -88,7 +88,7 @@ async def walked(world: World, request: kv_pb2.PageRequest) -> list[bytes]:
 def test_pages_across_moves_and_leader_deaths_have_every_key_once_in_order(seed: int) -> None:
     async def walk(world: World, users: Users) -> None:
         for key in THERE:
-            await done(world, commands.put(key, b"x"))
+            await done(world, commands.Put(key, b"x"))
         await world.join("p2")
         rounds = 0
         while (await world.read_ring()).moves or rounds < 6:
@@ -106,8 +106,8 @@ def test_pages_across_moves_and_leader_deaths_have_every_key_once_in_order(seed:
 def test_prefix_deleted_while_its_keys_move_is_gone() -> None:
     async def delete(world: World, users: Users) -> None:
         for key in THERE:
-            await done(world, commands.put(key, b"x"))
-        await done(world, commands.put(b"alwayt", b"kept"))
+            await done(world, commands.Put(key, b"x"))
+        await done(world, commands.Put(b"alwayt", b"kept"))
         await world.join("p2")
         token, rounds = "", 0
         while True:
@@ -116,7 +116,7 @@ def test_prefix_deleted_while_its_keys_move_is_gone() -> None:
             if rounds == 3:
                 crash(world, ("p1", "p2"))
             for key in page.keys:
-                await done(world, commands.delete(key))
+                await done(world, commands.Delete(key))
             rounds, token = rounds + 1, page.page_token
             if not token:
                 break

@@ -65,7 +65,7 @@ class Watched:
             with suppress(StoreError, TimeoutError):
                 if self._reader.door is not None:
                     async with asyncio.timeout(ANSWERED_S):  # a killed process never answers
-                        shown = int((await self._read_by(commands.get(KEY), None))[0])
+                        shown = int((await self._read_by(commands.Get(KEY), None))[0])
                     assert shown >= least, f"{shown} was shown after {least} was acknowledged"
             self.waits.append(loop.time() - began)
             await asyncio.sleep(APART_S)
@@ -76,7 +76,7 @@ class Watched:
                 return
             with suppress(StoreError, TimeoutError):
                 async with asyncio.timeout(ANSWERED_S):
-                    await self._write_by(commands.put(KEY, b"%d" % number), None)
+                    await self._write_by(commands.Put(KEY, b"%d" % number), None)
                 self._acknowledged = number
             await asyncio.sleep(APART_S)
 
@@ -115,7 +115,7 @@ def moved_while_read(seed: int, at: str = "", strike: Callable[[World], None] | 
         source, target = map(world.leader_of, (P1, P2))
         assert source is not None
         writer = next(node for node in world.cluster.nodes if node not in (source, target))
-        await asker(writer)(commands.put(KEY, b"0"), None)
+        await asker(writer)(commands.Put(KEY, b"0"), None)
         watched = Watched(world, source, writer)
         await world.shift(SPAN, "p2")
         await world.moved()

@@ -30,14 +30,14 @@ def test_sessions_never_go_back_on_replica_that_was_down_during_moves() -> None:
         cluster = world.cluster
         worker = Worker(cluster, "session", cluster.world.fork("session"), Identity(cluster.world.fork("id")))
         while not worker.identity.seen_ms:
-            await worker.do(commands.get(KEY))
-        assert (await worker.do(commands.put(KEY, b"before"))).status is Status.OK
+            await worker.do(commands.Get(KEY))
+        assert (await worker.do(commands.Put(KEY, b"before"))).status is Status.OK
         await asyncio.sleep(1.0)
         away = next(node for node in cluster.nodes if not {PartitionId("p1"), PartitionId("p2")} & set(node.leads))
         away.crash()
         await world.shift(SPAN, "p2")
         await world.moved()
-        written = await worker.do(commands.put(KEY, b"meanwhile"))
+        written = await worker.do(commands.Put(KEY, b"meanwhile"))
         assert written.status is Status.OK
         await world.shift(SPAN, "p1")
         await world.moved()
@@ -50,7 +50,7 @@ def test_sessions_never_go_back_on_replica_that_was_down_during_moves() -> None:
                 continue
             try:
                 # A client with this ring, which has seen p1 only in its former state.
-                asked = asker(away, ring.routed)(commands.get(KEY, Level.SESSION, 1), None)
+                asked = asker(away, ring.routed)(commands.Get(KEY, Level.SESSION, 1), None)
                 record = await asyncio.wait_for(asked, 1.0)
             except (StoreError, TimeoutError) as error:
                 answers.append(error)
@@ -72,7 +72,7 @@ def test_replica_does_not_answer_by_ring_older_than_its_ownership(monkeypatch: p
         cluster = world.cluster
         away = next(node for node in cluster.nodes if not {PartitionId("p1"), PartitionId("p2")} & set(node.leads))
         worker = Worker(cluster, "writer", cluster.world.fork("writer"), Identity(cluster.world.fork("id")))
-        assert (await worker.do(commands.put(KEY, b"before"), with_id=False)).status is Status.OK
+        assert (await worker.do(commands.Put(KEY, b"before"), with_id=False)).status is Status.OK
         await asyncio.sleep(2)  # until it has what the others had when it started
         cluster.metadata.cut(away.name, silently=False)
         for target in ("p2", "p1"):
@@ -88,12 +88,12 @@ def test_replica_does_not_answer_by_ring_older_than_its_ownership(monkeypatch: p
         assert away.door[1].topology.ring.routed == 1
         for level in (Level.STALE, Level.SESSION, Level.LINEARIZABLE):
             with pytest.raises(StoreError):
-                await asker(away, 1)(commands.get(KEY, level), None)
+                await asker(away, 1)(commands.Get(KEY, level), None)
         cluster.metadata.mend(away.name)
         deadline = asyncio.get_running_loop().time() + 10.0
         while away.door[1].topology.ring.routed == 1:
             assert asyncio.get_running_loop().time() < deadline, "the ring is not read"
             await asyncio.sleep(0.01)
-        assert await asker(away)(commands.get(KEY, Level.STALE), None)
+        assert await asker(away)(commands.Get(KEY, Level.STALE), None)
 
     play(6, away_and_back, TWO, users=0, keys=(KEY,), counters=())

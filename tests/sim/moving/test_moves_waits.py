@@ -116,7 +116,7 @@ def test_move_under_load_logs_one_more_record_and_all_endpoints_know_soon(seed: 
     assert max(hands.told) <= answer_s + ROUND_TRIP_S / 2 + reads_s + POLL_S + LEAST_S, hands
 
 
-STEADY = Knobs(partition=PartitionConfig(lead_back_s=100.0))
+STEADY = Knobs(partition=PartitionConfig(lead_back_s=100.0), moves_rest_s=PAUSE_MAX_S)
 """The next leader of a partition does not know that the partition pauses."""
 
 

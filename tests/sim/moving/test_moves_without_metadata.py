@@ -53,7 +53,7 @@ def test_range_stays_in_place_while_ring_cannot_be_changed(from_all: bool, monke
         worker = Worker(world.cluster, "away", random, Identity(random))
         for key in KEYS:
             began = asyncio.get_running_loop().time()
-            done = await worker.do(commands.get(key))
+            done = await worker.do(commands.Get(key))
             assert done.status is Status.OK, done
             assert asyncio.get_running_loop().time() - began < ANSWERED_S_MAX
         assert "after freeze" not in accident.seen

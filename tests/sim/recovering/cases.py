@@ -80,13 +80,23 @@ def locks(bench: Bench) -> list[str]:
 
 async def of_a_log(bench: Bench, lease_ms: int) -> None:
     """Create an open ledger of COUNT entries, the last of p1's log, whose leader has died."""
-    metadata = LedgerMetadata(
-        LEDGER, Quorum(3, 3, 2), (Fragment(EntryId(0), (B1, B2, B3)),), custom=((OWNER_KEY, P.encode()),), token=7
-    )
+    metadata = of_p1(LEDGER)
     await bench.ledgers.create(metadata)
-    lists = LedgerLists(bench.store)
-    listed, version = await lists.make(P)
-    await lists.write(P, listed.with_ledger(LEDGER, first_seq(), epoch=1, lease_ms=lease_ms), version)
+    await listed(bench, LEDGER, lease_ms)
     handle = bench.handle(metadata)
     await appended(bench, handle, COUNT)
     handle.release()
+
+
+def of_p1(ledger: LedgerId) -> LedgerMetadata:
+    """Return the metadata of a ledger that was just created for p1's log."""
+    ensemble = Fragment(EntryId(0), (B1, B2, B3))
+    return LedgerMetadata(ledger, Quorum(3, 3, 2), (ensemble,), custom=((OWNER_KEY, P.encode()),), token=7)
+
+
+async def listed(bench: Bench, ledger: LedgerId, lease_ms: int) -> None:
+    """List the ledger as the last one of p1's log. Raises VersionConflict if it was changed after its creation."""
+    lists = LedgerLists(bench.store)
+    found, version = await lists.make(P)
+    wanted = found.with_ledger(ledger, first_seq(), epoch=1, lease_ms=lease_ms)
+    await lists.write(P, wanted, version, created=ledger)

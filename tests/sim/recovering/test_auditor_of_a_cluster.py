@@ -58,7 +58,7 @@ async def ledgers(stage: Stage) -> list[LedgerMetadata]:
 def auditors(stage: Stage) -> list[Node]:
     """Return the running nodes that believe that they are the auditor."""
     served = [(node, node.served.auditor) for node in stage.cluster.nodes if node.is_running and node.served]
-    return [node for node, auditor in served if auditor is not None and auditor.statistics()["in_office"]]
+    return [node for node, auditor in served if auditor is not None and auditor.statistics()["active"]]
 
 
 async def write(stage: Stage, count: int) -> None:
@@ -136,7 +136,7 @@ def test_findings_of_bookie_scrub_are_marked(monkeypatch: pytest.MonkeyPatch) ->
         other = stage.others(stage.leader)[0]
         stage.cluster.lossy = other
         for number in range(60):
-            await stage.ask(commands.put(b"k%d" % number, b"%04d" % number * 500), stage.leader)
+            await stage.ask(commands.Put(b"k%d" % number, b"%04d" % number * 500), stage.leader)
         assert other.served is not None
         bookie = other.served.bookie
         assert bookie is not None

@@ -242,7 +242,7 @@ def test_lock_that_could_not_be_released_is_not_kept_for_a_whole_round() -> None
         assert len([each for each in ledgers if await bench.is_marked(each)]) > 10, "it is still the same round"
         await until_unmarked(bench, *ledgers)
         await bench.pass_time(5)
-        assert (locks(bench), worker.statistics()["ledgers_mended"] >= 19) == ([], True)
+        assert (locks(bench), worker.statistics()["ledgers_repaired"] >= 19) == ([], True)
 
     run(case, bookies=4)
 

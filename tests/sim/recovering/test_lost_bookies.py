@@ -173,7 +173,7 @@ def test_next_candidate_continues_where_auditor_died() -> None:
         await later(1)
         second = bench.candidate("n2")
         await later(5)
-        assert (first.numbers["in_office"], second.numbers["in_office"]) == (1, 0)
+        assert (first.numbers["active"], second.numbers["active"]) == (1, 0)
         await bench.stop(B4)
         await later(30)
         first.store.suspend()  # killed: it does nothing more, and its session ends a little later
@@ -214,7 +214,7 @@ def test_stopped_auditor_resigns_at_once() -> None:
         await later(5)
         await first.auditor.close()
         await later(1)
-        assert second.numbers["in_office"] == 1
+        assert second.numbers["active"] == 1
 
     run(case)
 
@@ -240,7 +240,7 @@ def test_auditor_stops_marking_when_its_session_ends() -> None:
         await later_store.create(paths.join(paths.AUDITOR_VOTES, "V_"), b"", ephemeral=True, sequential=True)
         await later(70)
         assert len(created) < 50 + auditors.MARKS_AT_ONCE, "only marks in flight are added"
-        assert first.numbers["in_office"] == 0
+        assert first.numbers["active"] == 0
 
     run(case)
 

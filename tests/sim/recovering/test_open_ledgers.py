@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from kvstore.autorecovery.repairer import LedgerRepairer
+from kvstore.errors import VersionConflict
 from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import ensure_path
@@ -25,7 +26,7 @@ from tests.sim.ledgers_and_logs.bench import (
     holders,
     run,
 )
-from tests.sim.recovering.cases import COUNT, of_a_log, until, until_unmarked
+from tests.sim.recovering.cases import COUNT, listed, of_a_log, of_p1, until, until_unmarked
 
 pytestmark = pytest.mark.sim
 
@@ -165,6 +166,31 @@ def test_partition_ledger_belongs_to_its_leader_while_there_is_one() -> None:
         await leader.close()
         await until_unmarked(bench)
         assert (await bench.recorded()).state is LedgerState.CLOSED
+
+    run(case, bookies=4)
+
+
+# docs/protocol.md A11
+def test_unlisted_ledger_is_recovered_although_its_log_has_a_leader() -> None:
+    """A process that ends between the creation and the listing of a ledger leaves it open for good. No leader writes
+    it, so no leader replaces its lost bookie."""
+
+    async def case(bench: Bench) -> None:
+        await bench.set_up(B1, B2, B3)
+        await bench.ledgers.create(of_p1(LEDGER))
+        leader = MemoryStore(bench.tree)
+        await ensure_path(leader, paths.partition(P))
+        await leader.create(paths.partition_leader(P), ephemeral=True)
+        bench.bookies.stop(B3)
+        await bench.mark(B3)
+        bench.worker()
+        await bench.pass_time(25)
+        assert (await bench.recorded()).state is LedgerState.OPEN, "its creator has time to list it"
+        await until_unmarked(bench)
+        found = await bench.recorded()
+        assert (found.state, found.fragments[-1].ensemble) == (LedgerState.CLOSED, (B1, B2, B4))
+        with pytest.raises(VersionConflict):
+            await listed(bench, LEDGER, lease_ms=500)
 
     run(case, bookies=4)
 

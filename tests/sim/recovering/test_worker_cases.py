@@ -27,7 +27,7 @@ from tests.sim.ledgers_and_logs.bench import (
     holders,
     run,
 )
-from tests.sim.recovering.cases import COUNT, Copies, closed, locks, recorded, until_begun, until_unmarked
+from tests.sim.recovering.cases import COUNT, Copies, closed, locks, recorded, until, until_begun, until_unmarked
 
 pytestmark = pytest.mark.sim
 OTHERS = tuple(LedgerId(101 + number) for number in range(20))
@@ -45,7 +45,7 @@ def test_copies_of_lost_bookie_are_remade_and_mark_and_lock_removed() -> None:
         await bench.pass_time()
         assert locks(bench) == []
         said = worker.statistics()
-        assert (said["ledgers_mended"], said["copies_made"], said["ledgers_mending"]) == (1, COUNT, 0)
+        assert (said["ledgers_repaired"], said["copies_made"], said["ledgers_repairing"]) == (1, COUNT, 0)
         assert said["copied_bytes"] > COUNT
 
     run(case, bookies=4)
@@ -63,7 +63,7 @@ def test_several_workers_repair_many_ledgers_and_copy_nothing_twice() -> None:
         await until_unmarked(bench, *OTHERS)
         assert len(copies.made) == COUNT * len(OTHERS)
         assert set(copies.made.values()) == {1}
-        assert all(worker.statistics()["ledgers_mended"] for worker in workers), "each worker copied a part"
+        assert all(worker.statistics()["ledgers_repaired"] for worker in workers), "each worker copied a part"
         for ledger in OTHERS:
             assert B3 not in await recorded(bench, ledger)
 
@@ -177,7 +177,7 @@ def test_switching_repair_off_stops_copying() -> None:
         assert had < COUNT
         await bench.pass_time(60)
         assert len(bench.bookies.at[B4].of(LEDGER)) == had
-        assert (locks(bench), worker.statistics()["ledgers_mending"]) == ([], 0)
+        assert (locks(bench), worker.statistics()["ledgers_repairing"]) == ([], 0)
         await bench.settings.enable()
         await until_unmarked(bench)
         assert await recorded(bench) == (B1, B2, B4)
@@ -198,7 +198,7 @@ def test_mark_that_grows_during_repair_stays_until_all_is_repaired() -> None:
         assert set(await recorded(bench)) == {B1, B4, B5}
         for bookie in (B4, B5):
             assert bench.bookies.at[bookie].of(LEDGER) == list(range(COUNT))
-        assert worker.statistics()["ledgers_mended"] == 1
+        assert worker.statistics()["ledgers_repaired"] == 1
 
     run(case, bookies=5)
 
@@ -233,7 +233,7 @@ def test_absent_bookie_without_mark_is_not_replaced() -> None:
     run(case, bookies=5)
 
 
-def test_a_ledger_that_is_deleted_meanwhile_does_not_come_back() -> None:
+def test_ledger_that_is_deleted_meanwhile_does_not_come_back() -> None:
     async def case(bench: Bench) -> None:
         await closed(bench)
         bench.bookies.stop(B3)
@@ -301,6 +301,52 @@ def test_nothing_is_repaired_while_repair_is_off() -> None:
         await bench.settings.enable()
         await until_unmarked(bench)
         assert worker.statistics()["enabled"] == 1
+
+    run(case, bookies=4)
+
+
+@pytest.mark.parametrize("setting", ["the switch", "the delay"])
+def test_operator_who_changes_a_setting_is_not_kept_waiting(setting: str) -> None:
+    """After many failed attempts the next one would come only after minutes."""
+
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        bench.bookies.stop(B3)
+        copies = Copies(bench)
+        copies.refusing.add(B4)
+        await bench.mark(B3)
+        worker = bench.worker()
+        await bench.pass_time(1000)
+        failed = worker.statistics()["attempts_failed"]
+        if setting == "the switch":
+            await bench.settings.disable()
+            await bench.settings.enable()
+        else:
+            await bench.settings.set_lost_bookie_delay_s(1)
+        await bench.pass_time(30)
+        assert worker.statistics()["attempts_failed"] >= failed + 3, "at once, after 5 s and after 10 s more"
+        copies.refusing.clear()
+        await until_unmarked(bench, within_s=25)
+
+    run(case, bookies=4, limit_s=2000)
+
+
+def test_marks_added_during_a_repair_are_not_kept_waiting() -> None:
+    """A watch reports only the first mark."""
+
+    async def case(bench: Bench) -> None:
+        for ledger in OTHERS[:3]:
+            await closed(bench, ledger)
+        bench.bookies.stop(B3)
+        worker = bench.worker()
+        await bench.pass_time(20)
+        await bench.mark(B3, ledger=OTHERS[0])
+        await until(lambda: worker.statistics()["ledgers_repaired"] == 1)
+        for ledger in OTHERS[1:3]:
+            await bench.mark(B3, ledger=ledger)
+        await until_unmarked(bench, *OTHERS[1:3], within_s=3)
+        await bench.pass_time(2)
+        assert worker.statistics()["ledgers_marked"] == 0
 
     run(case, bookies=4)
 

@@ -79,7 +79,7 @@ class Tenants:
         worker = Worker(self._cluster, name, random, Identity(random))
         worker.attempts_max = 2
         while not worker.identity.seen_ms and not self._stopping:
-            await worker.do(commands.get(random.randbytes(4)))
+            await worker.do(commands.Get(random.randbytes(4)))
         while not self._stopping:
             note(await self._do_something(worker))
             await asyncio.sleep(random.expovariate(1 / PAUSE_S))
@@ -91,19 +91,19 @@ class Tenants:
         kind = random.choices(("put", "create", "append", "delete", "get", "batch"), (35, 10, 15, 15, 10, 15))[0]
         match kind:
             case "put":
-                return await worker.do(commands.put(key, self._value(worker)), with_id=with_id)
+                return await worker.do(commands.Put(key, self._value(worker)), with_id=with_id)
             case "create":
-                return await worker.do(commands.put(key, self._value(worker), flags=Flag.IF_ABSENT), with_id=with_id)
+                return await worker.do(commands.Put(key, self._value(worker), flags=Flag.IF_ABSENT), with_id=with_id)
             case "append":
-                return await worker.do(commands.append(key, bytes(random.randrange(1, 9))))
+                return await worker.do(commands.Append(key, bytes(random.randrange(1, 9))))
             case "delete":
-                return await worker.do(commands.delete(key))
+                return await worker.do(commands.Delete(key))
             case "batch":
                 keys = [b"n/{tag}%d" % number for number in random.sample(range(4), 3)]
-                puts = (commands.put(each, self._value(worker)) for each in keys[1:])
+                puts = (commands.Put(each, self._value(worker)) for each in keys[1:])
                 # A put comes last: its version lets the judge find the batch in the log, even if the key had expired.
-                return await worker.do(commands.batch(keys[0], (commands.delete(keys[0]), *puts)))
-        return await worker.do(commands.get(key))
+                return await worker.do(commands.Batch(keys[0], (commands.Delete(keys[0]), *puts)))
+        return await worker.do(commands.Get(key))
 
     def _value(self, worker: Worker) -> bytes:
         """Return a value of any length that no operation has written before."""

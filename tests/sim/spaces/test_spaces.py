@@ -45,7 +45,7 @@ def test_leaders_count_usage_and_keep_to_quotas_whatever_strikes() -> None:
 
 def look_at_leads_while_they_begin(patch: Patch) -> None:
     """A keeper that drops leaders that do not serve yet: their own writes then count for nothing."""
-    look = Keeper.look
+    look = Keeper.poll
 
     def eager(self: Keeper) -> None:
         look(self)
@@ -53,7 +53,7 @@ def look_at_leads_while_they_begin(patch: Patch) -> None:
             if not own.is_counted:
                 self.book.leave(partition, own)
 
-    patch.setattr(Keeper, "look", eager)
+    patch.setattr(Keeper, "poll", eager)
 
 
 def count_no_appends(patch: Patch) -> None:

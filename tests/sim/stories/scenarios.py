@@ -105,12 +105,12 @@ class Stage:
     async def put(self, node: Node, key: bytes = KEY, *, attempts: int = 1) -> Operation:
         """Write a new value."""
         self._values += 1
-        return await self.ask(commands.put(key, b"value-%d" % self._values), node, attempts=attempts)
+        return await self.ask(commands.Put(key, b"value-%d" % self._values), node, attempts=attempts)
 
     async def get(
         self, node: Node, key: bytes = KEY, level: Level = Level.LINEARIZABLE, *, timeout_s: float = 2.0
     ) -> Operation:
-        return await self.ask(commands.get(key, level), node, timeout_s=timeout_s)
+        return await self.ask(commands.Get(key, level), node, timeout_s=timeout_s)
 
     async def put_until_done(self, node: Node, key: bytes = KEY) -> Operation:
         """Write until a write is acknowledged."""
@@ -179,7 +179,7 @@ class Countdown(deque[asyncio.Handle]):
         process.ready = self
 
     def popleft(self) -> asyncio.Handle:
-        handle = super().popleft()
+        handle: Any = super().popleft()
         self._left -= 1
         if self._left == 0 and not handle._cancelled:
             callback = handle._callback

@@ -30,7 +30,7 @@ NOTICED_S = 6.0
 async def put_for(stage: Stage, node: Node, ttl_ms: int, key: bytes = KEY) -> Operation:
     """Write a key with this time to live until a write is acknowledged."""
     for _ in range(200):
-        done = await stage.ask(commands.put(key, value(stage), ttl_ms, Flag.RELATIVE_TTL), node)
+        done = await stage.ask(commands.Put(key, value(stage), ttl_ms, Flag.RELATIVE_TTL), node)
         if done.status is Status.OK:
             return done
         await asyncio.sleep(0.05)
@@ -101,7 +101,7 @@ def time_told_by(node: Node) -> kv_pb2.Progress:
 async def request(stage: Stage, node: Node, seen_ms: int) -> Operation:
     stage.identity.seen_ms = seen_ms
     number = stage.identity.next()
-    op = commands.put(b"with id", value(stage), request=number)
+    op = commands.Put(b"with id", value(stage), request=number)
     for _ in range(5):
         done = await stage.ask(op, node)
         if done.status is not Status.INFO:

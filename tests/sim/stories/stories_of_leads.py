@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from kvstore.errors import StoreError
 from kvstore.partition.election import tail
@@ -32,8 +33,8 @@ async def retry_after_a_snapshot(stage: Stage) -> None:
     becomes the leader. A client that never received its answer repeats its request: the new leader answers from the
     table that came with the snapshot, and does not apply the request twice (docs/protocol.md, P12, P16)."""
     leader = stage.leader
-    await stage.ask(commands.get(COUNTER), leader)  # returns the time that a request carries
-    asked = begin(stage, commands.increment(COUNTER, 3), seen_ms=leader.replica(P).state.record_time_ms)  # type: ignore[union-attr]
+    await stage.ask(commands.Get(COUNTER), leader)  # returns the time that a request carries
+    asked = begin(stage, commands.Increment(COUNTER, 3), seen_ms=leader.replica(P).state.record_time_ms)  # type: ignore[union-attr]
     first = await attempt(stage, asked, leader)
     trimmed = _trimmed(leader)
     while _trimmed(leader) < trimmed + 2:
@@ -77,7 +78,7 @@ async def fenced_with_a_write_under_way(stage: Stage) -> None:
     await stage.put(old)
     for other in stage.others(old):
         stage.world.network.cut_one_way(other.name, old.name)
-    under_way = stage.spawn(stage.ask(commands.put(COUNTER, b"7"), old, timeout_s=60.0))
+    under_way = stage.spawn(stage.ask(commands.Put(COUNTER, b"7"), old, timeout_s=60.0))
     await asyncio.sleep(0.005)
     stage.cluster.metadata.cut(old.name)
     stage.unseat(old)
@@ -110,7 +111,7 @@ def begin(stage: Stage, op: commands.Op, seen_ms: int) -> Operation:
     identity = stage.identity
     identity.seen_ms = max(identity.seen_ms, seen_ms)
     request = identity.next()
-    return stage.cluster.recorder.begin("retrying", (*op[:-1], request), P, stage.world.loop.time(), request)
+    return stage.cluster.recorder.begin("retrying", replace(op, request=request), P, stage.world.loop.time(), request)
 
 
 async def attempt(stage: Stage, operation: Operation, node: Node) -> Any:

@@ -29,7 +29,7 @@ async def longest_gap(stage: Stage, asked: Node, seconds: float) -> float:
         longest = max(longest, loop.time() - last)
         if done.status is Status.OK:
             last = loop.time()
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.1)
     return longest
 
 

@@ -38,6 +38,8 @@ class Knobs:
     log: LogConfig = field(default_factory=LogConfig)
     partition: PartitionConfig = field(default_factory=PartitionConfig)
     autorecovery: AutorecoveryConfig = field(default_factory=lambda: NO_AUDITOR)
+    moves_rest_s: float = 0.1
+    """Maximum time in seconds between two moves to one partition: short, because runs are short."""
     range_keys: int = RANGE_KEYS_MAX
     """Maximum number of keys that one entry of a range delete may delete."""
     segment_bytes: int = 64 << 10

@@ -94,6 +94,7 @@ class _Handle(asyncio.Handle):
     """asyncio's handle without the parts that only its debug mode needs."""
 
     __slots__ = ()
+    _repr = _source_traceback = None
 
     def __init__(self, callback: _Callback, args: tuple[Any, ...], loop: SimLoop, context: Context) -> None:
         self._context = context
@@ -101,14 +102,17 @@ class _Handle(asyncio.Handle):
         self._callback = callback
         self._args = args
         self._cancelled = False
-        self._repr = None
-        self._source_traceback = None
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._callback = self._args = None
 
 
 class _Timer(asyncio.TimerHandle):
     """A `_Handle` with a time."""
 
     __slots__ = ()
+    _repr = _source_traceback = None
 
     def __init__(
         self, when: float, callback: _Callback, args: tuple[Any, ...], loop: SimLoop, context: Context
@@ -120,8 +124,13 @@ class _Timer(asyncio.TimerHandle):
         self._callback = callback
         self._args = args
         self._cancelled = False
-        self._repr = None
-        self._source_traceback = None
+
+    def cancel(self) -> None:
+        if not self._cancelled:
+            self._cancelled = True
+            self._callback = self._args = None
+            if self._scheduled:
+                self._loop._cancelled_timers += 1
 
 
 class SimLoop(asyncio.BaseEventLoop):
@@ -131,7 +140,7 @@ class SimLoop(asyncio.BaseEventLoop):
         super().__init__()
         self.set_debug(False)
         self._draw = random.random
-        self._now = 0.0
+        self.now = 0.0
         self._timers: list[tuple[float, int, _Timer]] = []
         self._tickets = 0
         self._cancelled_timers = 0
@@ -195,7 +204,7 @@ class SimLoop(asyncio.BaseEventLoop):
     # Scheduling
 
     def time(self) -> float:
-        return self._now
+        return self.now
 
     def call_soon(self, callback: _Callback, *args: Any, context: Context | None = None) -> asyncio.Handle:
         if context is None:
@@ -213,7 +222,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def call_later(
         self, delay: float, callback: _Callback, *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        return self.call_at(self._now + delay, callback, *args, context=context)
+        return self.call_at(self.now + delay, callback, *args, context=context)
 
     def call_at(
         self, when: float, callback: _Callback, *args: Any, context: Context | None = None
@@ -222,10 +231,6 @@ class SimLoop(asyncio.BaseEventLoop):
         self._tickets += 1
         heappush(self._timers, (when, self._tickets, timer))
         return timer
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        if handle._scheduled:
-            self._cancelled_timers += 1
 
     def create_task(
         self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: Context | None = None
@@ -244,15 +249,16 @@ class SimLoop(asyncio.BaseEventLoop):
         count = 0
         while not self._stopping:
             if not runnable:
-                before = self._now
+                before = self.now
                 self._advance()
-                if self._now > before:
+                if self.now > before:
                     count = 0
                 continue
             size = len(runnable)
             process = runnable[int(draw() * size)] if size > 1 else runnable[0]
-            handle = process.ready.popleft()
-            if not process.ready:
+            ready = process.ready
+            handle = ready.popleft()
+            if not ready:
                 runnable.remove(process)
                 process.queued = False
             if handle._cancelled:
@@ -260,7 +266,7 @@ class SimLoop(asyncio.BaseEventLoop):
             self.order = (self.order * 1_000_003 + process.number) & 0xFFFF_FFFF_FFFF
             count += 1
             if count > HANDLES_PER_INSTANT_MAX:
-                raise Livelock(f"{count} callbacks at {self._now} s, the last one {handle} of {process}")
+                raise Livelock(f"{count} callbacks at {self.now} s, the last one {handle} of {process}")
             self.handles_run += 1
             try:
                 handle._context.run(handle._callback, *handle._args)
@@ -282,12 +288,12 @@ class SimLoop(asyncio.BaseEventLoop):
             heappop(timers)
             self._cancelled_timers -= 1
         if not timers:
-            raise Deadlock(f"nothing is scheduled after {self._now} s\n{self.describe()}")
+            raise Deadlock(f"nothing is scheduled after {self.now} s\n{self.describe()}")
         when = timers[0][0]
         if when > self.now_max:
             self.on_time_up()
             return
-        self._now = max(self._now, when)
+        self.now = max(self.now, when)
         while timers and timers[0][0] <= when:
             timer = heappop(timers)[2]
             timer._scheduled = False

@@ -218,9 +218,11 @@ class SimMetadata:
         self._end_session(session)
 
     def latency(self) -> float:
-        if self.random.random() < self.config.slow_p:
-            return self.random.uniform(0, self.config.slow_s)
-        return self.random.uniform(*self.config.latency_s)
+        config, draw = self.config, self.random.random
+        if draw() < config.slow_p:
+            return config.slow_s * draw()
+        low, high = config.latency_s
+        return low + (high - low) * draw()
 
     def at(self, when: float, callback: Callable[[], None]) -> None:
         """Run a callback on the server or the network, outside of all nodes."""

@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass
 from enum import Enum, auto
+from math import log
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -62,9 +63,9 @@ class Link:
 
     def delay(self) -> float:
         """Return the delay of the next segment in seconds."""
-        config = self._config
-        delay = self._base_s + self.extra_s + self._random.expovariate(1.0) * config.jitter_s
-        if self._random.random() < config.spike_chance:
+        config, draw = self._config, self._random.random
+        delay = self._base_s + self.extra_s - log(1.0 - draw()) * config.jitter_s
+        if draw() < config.spike_chance:
             delay += self._random.uniform(*config.spike_s)
         return delay
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import pytest
 
 from kvstore.env import Env
+from kvstore.env.nursery import TaskNursery
 from kvstore.errors import (
     MetadataError,
     MetadataUnavailable,
@@ -271,6 +272,7 @@ def test_kept_ephemeral_returns_and_ids_stay_unique_through_all_faults(seed: int
 
     async def node(env: Env) -> None:
         store = await scene.metadata.connect()
+        assert isinstance(env.nursery, TaskNursery)
         name = env.nursery.name
         kept = KeptEphemeral(store, f"/servers/{name}", is_our_former=name.encode().__eq__)
         kept.start(env.nursery)

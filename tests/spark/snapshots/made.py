@@ -34,10 +34,10 @@ class Change:
         return "p1" if token_of(self.key) < HALF else "p2"
 
 
-def file_of(folder: Path, partition: str, changes: Sequence[Change], number: int = 0) -> DataFile:
+def file_of(folder: Path, partition: str, changes: Sequence[Change], part: str = "00000") -> DataFile:
     """Write a file in the folder of a snapshot."""
     (folder / manifests.DATA).mkdir(parents=True, exist_ok=True)
-    name = f"{manifests.DATA}/{partition}-{number:05d}.parquet"
+    name = f"{manifests.DATA}/{partition}-{part}.parquet"
     writer = TableWriter(folder / name, partition)
     for at in range(0, len(changes), 100):
         some = changes[at : at + 100]

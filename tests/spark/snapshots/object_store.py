@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import boto3
-from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 from s3fs import S3FileSystem
 
 from kvstore.spark.snapshots import remote
@@ -18,6 +17,9 @@ BUCKET = "backups"
 @contextmanager
 def s3_server() -> Iterator[str]:
     """Yield the URL of an empty bucket. The environment contains its address: for this process and for its children."""
+    # Here, because its import takes half a second, and every worker collects the tests of this module.
+    from moto.moto_server.threaded_moto_server import ThreadedMotoServer
+
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

@@ -60,19 +60,19 @@ def test_after_each_removal_of_a_pruning_every_chain_is_complete(
     assert prunable(kept, retention) == []
 
 
-def test_the_parents_of_a_kept_snapshot_stay() -> None:
+def test_parents_of_a_kept_snapshot_stay() -> None:
     catalogue = line(None, 0, 1, None, 3)
     assert [each.id for each in prunable(catalogue, SnapshotRetention(newest=1))] == ["s002", "s001", "s000"]
     assert prunable(line(None, 0, 1, 2), SnapshotRetention(newest=1)) == []
 
 
-def test_the_newest_of_each_day_is_kept() -> None:
+def test_newest_of_each_day_is_kept() -> None:
     catalogue = line(*[None] * 60)  # one per hour from 22:13, over four days
     kept = sorted(catalogue.keys() - {each.id for each in prunable(catalogue, SnapshotRetention(days=3))})
     assert kept == ["s025", "s049", "s059"]
 
 
-def test_a_wrong_date_of_the_machine_that_takes_snapshots_lets_none_go() -> None:
+def test_wrong_date_of_the_machine_that_takes_snapshots_lets_none_go() -> None:
     """Seven hourly ones of invented days must not displace the real days."""
     catalogue = line(*[None] * 60)
     for number in range(53, 60):
@@ -87,42 +87,42 @@ def test_nothing_to_keep_is_refused() -> None:
         SnapshotRetention()
 
 
-def test_a_chain_that_is_broken_already_is_not_pruned() -> None:
+def test_chain_that_is_broken_already_is_not_pruned() -> None:
     catalogue = line(None, 0, 1)
     del catalogue["s000"]
     with pytest.raises(Corrupted, match="s001 continues s000"):
         prunable(catalogue, SnapshotRetention(newest=1))
 
 
-def test_a_missing_parent_is_named() -> None:
+def test_missing_parent_is_named() -> None:
     catalogue = line(None, 0, 1)
     del catalogue["s001"]
     with pytest.raises(Corrupted, match="s002 continues s001, which is missing"):
         chain_of(catalogue, "s002")
 
 
-def test_a_snapshot_that_continues_itself_is_refused() -> None:
+def test_snapshot_that_continues_itself_is_refused() -> None:
     catalogue = line(None, 0, 1)
     catalogue["s001"] = replace(catalogue["s001"], parent="s002")
     with pytest.raises(Corrupted, match="continues itself"):
         chain_of(catalogue, "s002")
 
 
-def test_a_child_behind_its_parent_is_refused() -> None:
+def test_child_behind_its_parent_is_refused() -> None:
     catalogue = line(None, 0)
     catalogue["s001"] = replace(catalogue["s001"], partitions=at(5, 1))
     with pytest.raises(Corrupted, match="partition p1 is at 5, in its parent at 10"):
         chain_of(catalogue, "s001")
 
 
-def test_a_child_of_another_cluster_is_refused() -> None:
+def test_child_of_another_cluster_is_refused() -> None:
     catalogue = line(None, 0)
     catalogue["s001"] = replace(catalogue["s001"], cluster="cluster-2")
     with pytest.raises(Corrupted, match="cluster-2"):
         chain_of(catalogue, "s001")
 
 
-def test_a_partition_that_has_left_may_be_missing_only_behind_its_end() -> None:
+def test_partition_that_has_left_may_be_missing_only_behind_its_end() -> None:
     catalogue = line(None, 0)
     whole = ((0, 2**32 - 1),)
     first, second = catalogue["s000"].partitions
@@ -148,15 +148,28 @@ def test_a_partition_that_has_left_may_be_missing_only_behind_its_end() -> None:
         (2.5, ["s000", "s001", "s002", "s003"]),
     ],
 )
-def test_a_moment_needs_the_chain_up_to_it(hour: float, needed: list[str]) -> None:
+def test_moment_needs_the_chain_up_to_it(hour: float, needed: list[str]) -> None:
     cut = Cut(time_ms=EPOCH_MS + int(hour * HOUR_MS))
     assert [each.id for each in covering(line(None, 0, 1, 2), "s003", cut)] == needed
 
 
 @pytest.mark.parametrize(("hours", "message"), [(-1, "is before snapshot s000"), (9, "is after snapshot s001")])
-def test_a_moment_outside_is_refused(hours: int, message: str) -> None:
+def test_moment_outside_is_refused(hours: int, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         covering(line(None, 0), "s001", Cut(time_ms=EPOCH_MS + hours * HOUR_MS))
+
+
+@pytest.mark.parametrize(
+    ("hours", "message"),
+    [
+        (-1, "is before snapshot s000, of"),
+        (1.5, "is after snapshot s001, complete up to .* and before snapshot s002, of"),
+        (9, "is after snapshot s002, complete up to"),
+    ],
+)
+def test_moment_in_no_chain_is_refused_with_the_snapshots_around_it(hours: float, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        covering(line(None, 0, None), None, Cut(time_ms=EPOCH_MS + int(hours * HOUR_MS)))
 
 
 def test_without_a_name_a_chain_that_reaches_the_time_is_used() -> None:
@@ -166,7 +179,7 @@ def test_without_a_name_a_chain_that_reaches_the_time_is_used() -> None:
 
 
 @pytest.mark.parametrize(("sequence", "needed"), [(10, ["s000", "s001", "s002"]), (15, ["s000", "s001", "s002"])])
-def test_a_sequence_cuts_its_partition_only(sequence: int, needed: list[str]) -> None:
+def test_sequence_cuts_its_partition_only(sequence: int, needed: list[str]) -> None:
     assert [each.id for each in covering(line(None, 0, 1), "s002", Cut(sequences={"p1": sequence}))] == needed
 
 
@@ -176,7 +189,7 @@ def test_sequences_of_all_partitions_cut_the_chain() -> None:
 
 
 @pytest.mark.parametrize("sequence", [9, 31])
-def test_a_sequence_outside_is_refused(sequence: int) -> None:
+def test_sequence_outside_is_refused(sequence: int) -> None:
     with pytest.raises(InvalidRequest, match=r"expected a sequence from 10 \(s000\) to 30 \(s002\)"):
         covering(line(None, 0, 1), "s002", Cut(sequences={"p1": sequence}))
 
@@ -188,7 +201,7 @@ def idle() -> Catalogue:
     return {each.id: each for each in (first, second, manifest_of("s002", second, at(20, 2), hour=2))}
 
 
-def test_an_incremental_that_adds_nothing_cuts_no_chain() -> None:
+def test_incremental_that_adds_nothing_cuts_no_chain() -> None:
     """`restore` stopped before it, and brought old values back; `verify` checked nothing after it."""
     assert [each.id for each in covering(idle(), "s002", Cut())] == ["s000", "s001", "s002"]
     assert [each.id for each in covering(idle(), "s002", Cut(sequences={"p1": 15}))] == ["s000", "s001", "s002"]
@@ -200,7 +213,7 @@ def test_all_of_a_chain_is_its_last_one_too_where_that_adds_nothing() -> None:
     assert [each.id for each in covering(idle(), "s001", Cut())] == ["s000", "s001"]
 
 
-def test_a_snapshot_clock_that_is_set_back_makes_no_snapshot_older() -> None:
+def test_snapshot_clock_that_is_set_back_makes_no_snapshot_older() -> None:
     """The newest one was pruned."""
     catalogue = line(None, None)
     catalogue["s001"] = replace(catalogue["s001"], started_ms=EPOCH_MS - HOUR_MS)
@@ -208,7 +221,7 @@ def test_a_snapshot_clock_that_is_set_back_makes_no_snapshot_older() -> None:
     assert [each.id for each in prunable(catalogue, SnapshotRetention(newest=1))] == ["s000"]
 
 
-def test_a_snapshot_clock_that_is_ahead_promises_no_restore_times() -> None:
+def test_snapshot_clock_that_is_ahead_promises_no_restore_times() -> None:
     """Changes up to that time were not in it, and were restored as missing."""
     catalogue = line(None)
     catalogue["s000"] = replace(catalogue["s000"], started_ms=EPOCH_MS + 5 * HOUR_MS)
@@ -216,7 +229,7 @@ def test_a_snapshot_clock_that_is_ahead_promises_no_restore_times() -> None:
         covering(catalogue, None, Cut(time_ms=EPOCH_MS + HOUR_MS))
 
 
-def test_a_partition_that_left_long_ago_makes_no_snapshot_end_there() -> None:
+def test_partition_that_left_long_ago_makes_no_snapshot_end_there() -> None:
     catalogue = line(None, 0)
     last = catalogue["s001"]
     left = replace(last.partitions[0], partition="p9", ledger=-1, entry=-1, time_ms=1, ranges=())

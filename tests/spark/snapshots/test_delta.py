@@ -71,7 +71,7 @@ def test_another_full_snapshot_of_the_cluster_is_written_over_it(store: Director
         delta.export(store, chains.chain_of(store.load_all(), "b"), str(table))
 
 
-def test_an_optimized_table_can_continue(store: DirectoryStore, tmp_path: Path) -> None:
+def test_optimized_table_can_continue(store: DirectoryStore, tmp_path: Path) -> None:
     table = tmp_path / "table"
     catalogue = store.load_all()
     delta.export(store, chains.chain_of(catalogue, "a"), str(table))
@@ -84,7 +84,7 @@ def test_an_optimized_table_can_continue(store: DirectoryStore, tmp_path: Path) 
     assert rows(table) == left(FIRST + SECOND + THIRD)
 
 
-def test_a_table_of_something_else_is_refused(store: DirectoryStore, tmp_path: Path) -> None:
+def test_table_of_something_else_is_refused(store: DirectoryStore, tmp_path: Path) -> None:
     table = tmp_path / "table"
     delta.export(store, chains.chain_of(store.load_all(), "b"), str(table))
     another = replace(full(store, "z", FIRST, hour=9), cluster="cluster-2")
@@ -127,12 +127,12 @@ def test_of_two_at_once_one_adds_and_the_other_fails(
     assert rows(Path(table)) == left(FIRST + SECOND)
 
 
-def test_a_place_that_delta_cannot_reach_is_one_line(store: DirectoryStore) -> None:
+def test_place_that_delta_cannot_reach_is_one_line(store: DirectoryStore) -> None:
     with pytest.raises(Unavailable, match=r"the table at nothing://x/y could not be read or written: Unknown scheme"):
         delta.export(store, [store.load("a")], "nothing://x/y")
 
 
-def test_the_command_reports_the_partitions_it_added(store: DirectoryStore, tmp_path: Path) -> None:
+def test_command_reports_the_partitions_it_added(store: DirectoryStore, tmp_path: Path) -> None:
     words = ["snapshot", "delta", str(store.root), str(tmp_path / "table")]
     answer = CliRunner().invoke(build(), words)
     assert (answer.exit_code, answer.output) == (0, f"{tmp_path}/table: at b, added a, b\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,10 @@ def tables(request: pytest.FixtureRequest) -> Tables[Any]:
 
 def records(tables: Tables[Any], store: DirectoryStore, last: str, cut: Cut) -> dict[bytes, tuple[bytes, int]]:
     chain = chains.covering(store.load_all(), last, cut)
-    table = tables.folded(store, chain, cut)
+    return records_of(tables.folded(store, chain, cut))
+
+
+def records_of(table: Any) -> dict[bytes, tuple[bytes, int]]:
     if isinstance(table, local_tables.Rows):
         rows = [row for batch in table.batches() for row in batch.to_pylist()]
     else:
@@ -66,29 +69,45 @@ def at(count: int) -> Cut:
     return Cut(time_ms=EPOCH_MS + (count - 1) * 1000 + 1)
 
 
-def test_a_chain_is_what_the_log_leaves(tables: Tables[Any], store: DirectoryStore) -> None:
+def test_chain_is_what_the_log_leaves(tables: Tables[Any], store: DirectoryStore) -> None:
     assert records(tables, store, "a", Cut()) == model(LOG[:60])
     assert records(tables, store, "c", Cut()) == records(tables, store, "d", Cut()) == model(LOG)
 
 
 @pytest.mark.parametrize("count", [60, 61, 119, 120, 121, 175])
-def test_a_chain_can_be_cut_at_any_moment(store: DirectoryStore, count: int) -> None:
+def test_chain_can_be_cut_at_any_moment(store: DirectoryStore, count: int) -> None:
     assert records(LocalTables(), store, "c", at(count)) == model(LOG[:count])
 
 
-def test_a_chain_can_be_cut(tables: Tables[Any], store: DirectoryStore) -> None:
+def test_chain_can_be_cut(tables: Tables[Any], store: DirectoryStore) -> None:
     assert records(tables, store, "c", at(121)) == model(LOG[:121])
     kept = [change for change in LOG if change.partition == "p2" or change.sequence <= 100]
     assert records(tables, store, "c", Cut(sequences={"p1": 100})) == model(kept)
 
 
-def test_a_directory_may_have_any_name(tables: Tables[Any], tmp_path: Path) -> None:
+# docs/protocol.md Tx13
+@pytest.mark.parametrize("value", [b"new", None])
+def test_row_in_several_snapshots_counts_once(tables: Tables[Any], tmp_path: Path, value: bytes | None) -> None:
+    """A committed intent that is at several positions is in each of the snapshots."""
+    store = DirectoryStore(tmp_path)
+    old, by_intent, other = Change(b"a", b"old", 1, 1), Change(b"a", value, 5, 1), Change(b"b", b"1", 1, 1)
+    first = full(store, "a", [old, other])
+    second = incremental(store, "b", first, [old, other, by_intent])
+    later = replace(second, partitions=first.partitions)  # as if the row came again
+    incremental(store, "c", replace(later, id="b"), [old, other, by_intent], hour=2)
+    expected = {b"b": (b"1", 1)} | ({b"a": (value, 5)} if value else {})
+    chain = [store.load(each) for each in "abc"]
+    assert [each.rows for each in chain] == [2, 1, 1]
+    assert records_of(tables.folded(store, chain, Cut())) == expected
+
+
+def test_directory_may_have_any_name(tables: Tables[Any], tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path / "a b\\c *?[x]{y,z}%20,\nü")
     full(store, "a", LOG)
     assert records(tables, store, "a", Cut()) == model(LOG)
 
 
-def test_a_record_is_gone_at_its_expiry(tables: Tables[Any], tmp_path: Path) -> None:
+def test_record_is_gone_at_its_expiry(tables: Tables[Any], tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path)
     first = full(store, "a", [Change(b"k", b"v", 1, EPOCH_MS)])
     expiring = Change(b"k", b"w", 2, EPOCH_MS + 1000, expires_ms=EPOCH_MS + 3000)
@@ -149,7 +168,7 @@ def test_two_snapshots_differ_where_their_records_do(tables: Tables[Any], store:
     assert found.new_bytes == sum(len(key) + len(value) for key, (value, _) in after.items())
 
 
-def test_an_expiry_counts_as_content_and_on_request_a_version(tables: Tables[Any], tmp_path: Path) -> None:
+def test_expiry_counts_as_content_and_on_request_a_version(tables: Tables[Any], tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path)
     keys = [b"expires", b"written again", b"same"]
     full(store, "a", [Change(key, b"v", number, EPOCH_MS) for number, key in enumerate(keys, start=1)])

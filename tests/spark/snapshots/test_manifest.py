@@ -82,7 +82,7 @@ TEXT = b"""{
 """
 
 
-def test_the_bytes_are_those_of_the_first_version() -> None:
+def test_bytes_are_those_of_the_first_version() -> None:
     seal = encode(GOLDEN).split(b'"sha256": "')[-1][:64]
     assert encode(GOLDEN) == TEXT % seal
     assert decode(encode(GOLDEN), what="m") == GOLDEN
@@ -97,13 +97,13 @@ def test_no_changed_byte_goes_unnoticed(place: int, flip: int) -> None:
 
 
 @given(length=st.integers(min_value=0))
-def test_a_beginning_is_no_manifest(length: int) -> None:
+def test_beginning_is_no_manifest(length: int) -> None:
     data = encode(GOLDEN)
     with pytest.raises(Corrupted):
         decode(data[: length % len(data)], what="m")
 
 
-def test_a_manifest_of_a_later_version_is_refused_by_number() -> None:
+def test_manifest_of_a_later_version_is_refused_by_number() -> None:
     later = encode(GOLDEN).replace(b'"format": 1', b'"format": 2')
     with pytest.raises(InvalidRequest, match=r"expected format 1 or lower, got 2.*; upgrade kvstore"):
         decode(later, what="m")
@@ -125,6 +125,6 @@ def test_a_manifest_of_a_later_version_is_refused_by_number() -> None:
         ({"files": (FILE, FILE)}, "file names are invalid or not sorted"),
     ],
 )
-def test_a_file_that_no_correct_writer_writes_is_refused(change: dict[str, object], what: str) -> None:
+def test_file_that_no_correct_writer_writes_is_refused(change: dict[str, object], what: str) -> None:
     with pytest.raises(Corrupted, match=what):
         decode(encode(replace(GOLDEN, **change)), what="m")  # type: ignore[arg-type]

@@ -63,7 +63,7 @@ def plan(monkeypatch: pytest.MonkeyPatch) -> planning.SnapshotPlan:
 
 
 @pytest.mark.parametrize("parent", [None, manifest_of("s0", None, places_of([]))])
-def test_an_interrupt_during_pinning_leaves_no_pin(monkeypatch: pytest.MonkeyPatch, parent: Manifest | None) -> None:
+def test_interrupt_during_pinning_leaves_no_pin(monkeypatch: pytest.MonkeyPatch, parent: Manifest | None) -> None:
     pins: set[str] = set()
 
     def pin_store(_: object, *, id: str, **__: object) -> PinnedStore:
@@ -91,7 +91,7 @@ def test_pieces_have_every_token_once(plan: planning.SnapshotPlan) -> None:
     assert plan.ring_version == 4
 
 
-def test_a_task_reads_its_part_at_the_pinned_position(
+def test_task_reads_its_part_at_the_pinned_position(
     plan: planning.SnapshotPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Split] = []
@@ -119,6 +119,42 @@ def test_a_task_reads_its_part_at_the_pinned_position(
     assert asked[1].replicas == ("b:1", "a:1", "c:1")
 
 
+# docs/protocol.md Tx13
+def test_incremental_has_what_the_intents_at_its_positions_write(
+    monkeypatch: pytest.MonkeyPatch, plan: planning.SnapshotPlan
+) -> None:
+    asked: list[tuple[Split, bool]] = []
+
+    class Feed(Feeds):
+        def hold(self, *_: object, **__: object) -> None:
+            pass
+
+    def read(split: Split, *, intents_only: bool, **_: Any) -> Iterator[Any]:
+        asked.append((split, intents_only))
+        return iter(())
+
+    p1, p2 = STORE.partitions
+    monkeypatch.setattr(planning, "FeedReader", Feed)
+    monkeypatch.setattr(planning, "pin_store", lambda *_, **__: replace(STORE, partitions=(p1, replace(p2, intents=3))))
+    monkeypatch.setattr(tasks, "read_pinned", read)
+    request = SnapshotRequest(cluster=CONFIG, instance="c", parent=parent_of(plan))
+    found = plan_snapshot(request, 1_700_000_000_000)
+    [piece] = found.pieces
+    assert (piece.name, piece.rows, piece.intents_only) == ("p2-intents", 3, True), "the logs have nothing new"
+    job = JobContext(
+        attempts="/",
+        kind=found.kind,
+        pin=found.pin,
+        positions={each.partition: each.position for each in found.partitions},
+        compression="zstd",
+        cluster=CONFIG,
+    )
+    assert list(tasks.batches(job, piece)) == []
+    [(split, is_of_intents)] = asked
+    assert (split.pin, split.partition, split.position) == ("snapshot-x", "p2", p2.position)
+    assert (split.first, split.last, is_of_intents) == (0, 2 * HALF - 1, True)
+
+
 def parent_of(plan: planning.SnapshotPlan) -> Manifest:
     return manifest_of("s0", None, plan.partitions)
 
@@ -130,7 +166,7 @@ def feeds_with(*ended: str) -> dict[str, PartitionFeed]:
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
-def test_a_partition_that_joined_and_left_since_the_parent_is_included(
+def test_partition_that_joined_and_left_since_the_parent_is_included(
     plan: planning.SnapshotPlan, is_gone: bool
 ) -> None:
     """Its changes were in no incremental, and `verify` reported no problem."""
@@ -153,7 +189,7 @@ def test_one_that_the_parent_saw_join_must_be_read_to_its_end(plan: planning.Sna
         list(left_places(parent, STORE.partitions, feeds_with() | {"p9": GONE}))
 
 
-def test_the_logs_after_a_snapshot_include_partitions_that_joined_since(plan: planning.SnapshotPlan) -> None:
+def test_logs_after_a_snapshot_include_partitions_that_joined_since(plan: planning.SnapshotPlan) -> None:
     """The same for partitions that have left since: only a pin keeps such a log."""
     p1, p2, p8 = Feeds.found
     feeds = (p1, p2._replace(ended=True), p8, GONE, PartitionFeed("p10", 0, 3, False, ()))
@@ -161,7 +197,7 @@ def test_the_logs_after_a_snapshot_include_partitions_that_joined_since(plan: pl
     assert planning.behind(parent_of(plan), [p2._replace(ended=True, gone=True)]) == {}
 
 
-def test_a_full_snapshot_names_partitions_that_left_before_its_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_snapshot_names_partitions_that_left_before_its_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Changes logged there after them would be in no snapshot."""
     ended = tuple(each._replace(ended=True) for each in Feeds.found)
     looks, seen = iter([Feeds.found, ended]), list[str]()
@@ -184,7 +220,7 @@ def test_a_full_snapshot_names_partitions_that_left_before_its_positions(monkeyp
 
 
 @pytest.mark.parametrize("parent", [None, manifest_of("s0", None, places_of([]))])
-def test_a_partition_that_owns_nothing_is_in_a_snapshot_too(
+def test_partition_that_owns_nothing_is_in_a_snapshot_too(
     monkeypatch: pytest.MonkeyPatch, parent: Manifest | None
 ) -> None:
     """Its ranges were moved away by hand: changes there since the parent were in no incremental, and when it owned
@@ -210,12 +246,12 @@ def test_a_partition_that_owns_nothing_is_in_a_snapshot_too(
         plan_snapshot(SnapshotRequest(cluster=CONFIG, instance="c", parent=parent), 1_700_000_000_000)
 
 
-def test_a_partition_without_log_entries_is_not_missed(plan: planning.SnapshotPlan) -> None:
+def test_partition_without_log_entries_is_not_missed(plan: planning.SnapshotPlan) -> None:
     never = {"p9": PartitionFeed("p9", 0, 0, True, ())}
     assert [each.partition for each in left_places(parent_of(plan), STORE.partitions, feeds_with() | never)] == ["p8"]
 
 
-def test_a_partition_is_named_once_though_servers_differ_about_the_ring(
+def test_partition_is_named_once_though_servers_differ_about_the_ring(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(planning, "pin_store", lambda *_, **__: STORE)

@@ -83,7 +83,7 @@ def killed(work: Work) -> None:
 # ── publishing ──
 
 
-def test_a_complete_snapshot_is_published_with_one_attempt_of_each_part(store: RemoteStore) -> None:
+def test_complete_snapshot_is_published_with_one_attempt_of_each_part(store: RemoteStore) -> None:
     work = Work.begin(store, PLAN)
     winners = {piece.name: attempt(work, piece) for piece in PIECES}
     attempt(work, PIECES[0])  # of a speculative task
@@ -160,7 +160,7 @@ def test_abandoned_work_is_removed_with_its_moved_files(store: RemoteStore, monk
     assert not store.root.exists() or list(store.root.iterdir()) == []
 
 
-def test_a_finished_piece_that_was_damaged_and_a_torn_note_do_not_count(store: RemoteStore) -> None:
+def test_finished_piece_that_was_damaged_and_a_torn_note_do_not_count(store: RemoteStore) -> None:
     work = Work.begin(store, PLAN)
     damaged, torn = attempt(work, PIECES[0]), attempt(work, PIECES[1], noted=False)
     path = work.attempts / damaged.path
@@ -174,7 +174,7 @@ def test_a_finished_piece_that_was_damaged_and_a_torn_note_do_not_count(store: R
 # ── two drivers ──
 
 
-def test_the_work_of_a_running_driver_is_not_changed(store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_of_a_running_driver_is_not_changed(store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(objects, "LEASE_S", PATIENCE_S)  # another process sees it alive long before
     work = Work.begin(store, PLAN)
     (folder,) = store.remains()
@@ -202,13 +202,13 @@ def test_of_several_that_find_a_driver_dead_one_resumes(store: RemoteStore, monk
     found[0].release()
 
 
-def test_a_paused_driver_gives_way_and_leaves_the_other_snapshot_intact(store: RemoteStore) -> None:
+def test_paused_driver_gives_way_and_leaves_the_other_snapshot_intact(store: RemoteStore) -> None:
     stopped = Work.begin(store, PLAN)
     winners = {piece.name: attempt(stopped, piece) for piece in PIECES}
     killed(stopped)
     other = Work.abandoned_or_none(store, stopped.folder)
     assert other is not None
-    with pytest.raises(Unavailable, match="another driver took this driver for dead and continues its work"):
+    with pytest.raises(Unavailable, match="another driver considered this driver dead and continues its work"):
         stopped.publish(PLAN, winners, 2)
     manifest = other.publish(PLAN, {piece.name: attempt(other, piece) for piece in PIECES}, 3)
 
@@ -237,7 +237,7 @@ def test_work_that_another_process_continues_stays(store: RemoteStore) -> None:
         store.load("a")
 
 
-def test_a_planned_parent_is_not_removed_and_a_removed_one_gets_no_child(store: RemoteStore) -> None:
+def test_planned_parent_is_not_removed_and_a_removed_one_gets_no_child(store: RemoteStore) -> None:
     published(store, "a")
     plan = replace(PLAN, id="b", kind=SnapshotKind.INCREMENTAL, parent="a")
     work = Work.begin(store, plan)
@@ -249,7 +249,7 @@ def test_a_planned_parent_is_not_removed_and_a_removed_one_gets_no_child(store: 
     assert store.remove("a")
 
 
-def test_a_process_that_gives_way_keeps_the_removal_mark_of_another(store: RemoteStore) -> None:
+def test_process_that_gives_way_keeps_the_removal_mark_of_another(store: RemoteStore) -> None:
     """Two prune commands at once: the first has checked before there was a plan, the second finds it."""
     published(store, "a")
     (store._marks("a") / "mark-of-the-first").write(b"")
@@ -259,7 +259,7 @@ def test_a_process_that_gives_way_keeps_the_removal_mark_of_another(store: Remot
     work.remove()
 
 
-def test_a_removal_presumed_dead_meanwhile_gives_way(store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removal_presumed_dead_meanwhile_gives_way(store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its mark is removed, so a process that checks since then would not see it."""
     published(store, "a")
 
@@ -272,7 +272,7 @@ def test_a_removal_presumed_dead_meanwhile_gives_way(store: RemoteStore, monkeyp
     assert store.ids() == ["a"]
 
 
-def test_a_killed_removal_is_finished_or_undone(store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_removal_is_finished_or_undone(store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     published(store, "a")
     published(store, "b")
     (store._marks("b") / "mark-x").write(b"")  # killed after the mark
@@ -290,7 +290,7 @@ def test_a_killed_removal_is_finished_or_undone(store: RemoteStore, monkeypatch:
     assert store.may_continue("b")
 
 
-def test_a_snapshot_that_is_being_restored_stays(store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshot_that_is_being_restored_stays(store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     published(store, "a")
     published(store, "b")
     with monkeypatch.context() as patched:
@@ -326,7 +326,7 @@ def test_readers_of_a_vanishing_or_read_only_directory_get_an_error(
         assert "a prune may remove snapshots that are being read" in caplog.text
 
 
-def test_a_manifest_that_is_missing_or_torn_is_damage(store: RemoteStore) -> None:
+def test_manifest_that_is_missing_or_torn_is_damage(store: RemoteStore) -> None:
     published(store, "a")
     path = store.folder("a") / NAME
     whole = path.read_bytes()
@@ -347,7 +347,7 @@ def run(*words: object) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("root", ["s3"], indirect=True)
-def test_the_commands_take_a_url(store: RemoteStore) -> None:
+def test_commands_take_a_url(store: RemoteStore) -> None:
     published(store, "a")
     published(store, "b", "a")
     assert store_at(f"{store.root}/b")[1] == "b"
@@ -381,7 +381,7 @@ def test_without_fsspec_the_error_names_the_package_to_install(monkeypatch: pyte
         location("s3://bucket/x")
 
 
-def test_a_missing_bucket_is_reported_before_any_work_begins(s3: str) -> None:
+def test_missing_bucket_is_reported_before_any_work_begins(s3: str) -> None:
     with pytest.raises(ConfigError, match="s3://elsewhere/x cannot be written to"):
         RemoteStore(RemotePath("s3://elsewhere/x")).check_writable()
     with pytest.raises(Unavailable, match="expected 1 bytes as sent, got 0"):
@@ -401,5 +401,5 @@ def _upload_that_is_cut(place: RemotePath) -> None:
         path.unlink()
 
 
-def test_a_file_url_is_its_path(tmp_path: Path) -> None:
+def test_file_url_is_its_path(tmp_path: Path) -> None:
     assert location(f"file://{tmp_path}") == tmp_path

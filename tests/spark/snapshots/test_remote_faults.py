@@ -49,7 +49,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> RemoteStore:
 # ── lost answers ──
 
 
-def test_a_manifest_whose_answer_was_lost_is_published_and_keeps_its_files(
+def test_manifest_whose_answer_was_lost_is_published_and_keeps_its_files(
     bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client repeats a request that has already arrived, and is refused because of its own manifest."""
@@ -76,7 +76,7 @@ def test_a_manifest_whose_answer_was_lost_is_published_and_keeps_its_files(
 
 
 @pytest.mark.parametrize("fails", [FileExistsError("refused"), OSError(22, "PreconditionFailed")])
-def test_a_file_stored_despite_an_error_counts_as_stored(monkeypatch: pytest.MonkeyPatch, fails: OSError) -> None:
+def test_file_stored_despite_an_error_counts_as_stored(monkeypatch: pytest.MonkeyPatch, fails: OSError) -> None:
     """Not all stores report that the condition was the reason of the failure."""
     place = RemotePath(f"memory://{uuid4().hex}/x")
     put = MemoryFileSystem.pipe_file
@@ -98,7 +98,7 @@ def test_a_file_stored_despite_an_error_counts_as_stored(monkeypatch: pytest.Mon
 # ── paused drivers ──
 
 
-def test_a_driver_that_slept_takes_no_file_that_the_other_has_published(store: RemoteStore) -> None:
+def test_driver_that_slept_takes_no_file_that_the_other_has_published(store: RemoteStore) -> None:
     """The other continued with its parts: the manifest names the files of both."""
     stopped = Work.begin(store, PLAN)
     winners = {PIECES[0].name: attempt(stopped, PIECES[0])}
@@ -119,7 +119,7 @@ def test_a_driver_that_slept_takes_no_file_that_the_other_has_published(store: R
     assert list(verify.problems_of(store, [manifest])) == [], "and none of its own files is left"
 
 
-def test_a_driver_that_slept_and_gives_up_leaves_the_work_to_the_other(store: RemoteStore) -> None:
+def test_driver_that_slept_and_gives_up_leaves_the_work_to_the_other(store: RemoteStore) -> None:
     stopped = Work.begin(store, PLAN)
     killed(stopped)
     other = Work.abandoned_or_none(store, stopped.folder)
@@ -130,7 +130,7 @@ def test_a_driver_that_slept_and_gives_up_leaves_the_work_to_the_other(store: Re
     assert list(verify.problems_of(store, [manifest])) == []
 
 
-def test_a_driver_paused_before_its_manifest_publishes_no_removed_files(
+def test_driver_paused_before_its_manifest_publishes_no_removed_files(
     store: RemoteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its pin has expired meanwhile: the other removes its work instead of resuming it."""
@@ -147,14 +147,14 @@ def test_a_driver_paused_before_its_manifest_publishes_no_removed_files(
 
     monkeypatch.setattr(create, "_renewed", lambda *_: False)
     monkeypatch.setattr(RemotePath, "create", sleep_and_put)
-    with pytest.raises(Unavailable, match="another driver took this driver for dead and removed its work"):
+    with pytest.raises(Unavailable, match="another driver considered this driver dead and removed its work"):
         stopped.publish(PLAN, winners, 2)
     assert len(slept) == 1
     assert store.load_all() == {}
     assert store.remains() == []
 
 
-def test_a_publisher_whose_work_is_about_to_be_removed_gives_way(
+def test_publisher_whose_work_is_about_to_be_removed_gives_way(
     store: RemoteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other has stored its mark, and may not see the manifest."""
@@ -190,7 +190,7 @@ def test_work_that_is_published_just_as_another_removes_it_stays(
 # ── several threads ──
 
 
-def test_a_listing_that_another_thread_has_begun_before_hides_no_file(
+def test_listing_that_another_thread_has_begun_before_hides_no_file(
     bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its answer came in between: drivers cache listings, and a file that had been sent was missing."""
@@ -276,7 +276,7 @@ def test_any_name_of_a_place_will_do(bucket: str) -> None:
     assert store.remains() == []
 
 
-def test_a_password_in_a_url_is_not_shown() -> None:
+def test_password_in_a_url_is_not_shown() -> None:
     place = RemotePath("sftp://backup:s%40cret@host:22/x y/") / "20260101T000000Z-full-0000"
     assert str(place) == "sftp://backup:***@host:22/x y/20260101T000000Z-full-0000"
     assert "s%40cret" not in f"{place} {place!r} {place.parent}"
@@ -306,7 +306,7 @@ CUT = [OSError("reset"), TimeoutError(), RuntimeError("StandbyException")]
 
 
 @pytest.mark.parametrize("fails", CUT)
-def test_a_question_without_an_answer_is_no_no(monkeypatch: pytest.MonkeyPatch, fails: Exception) -> None:
+def test_question_without_an_answer_is_no_no(monkeypatch: pytest.MonkeyPatch, fails: Exception) -> None:
     place = RemotePath(f"memory://{uuid4().hex}/x")
     place.write(b"there")
     for ask in (place.exists, place.is_file, place.is_dir, place.remove_all):
@@ -318,7 +318,7 @@ def test_a_question_without_an_answer_is_no_no(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.parametrize("fails", CUT)
-def test_a_published_snapshot_stays_when_the_next_request_is_unanswered(
+def test_published_snapshot_stays_when_the_next_request_is_unanswered(
     store: RemoteStore, monkeypatch: pytest.MonkeyPatch, fails: Exception
 ) -> None:
     work = Work.begin(store, PLAN)
@@ -338,7 +338,7 @@ def test_a_published_snapshot_stays_when_the_next_request_is_unanswered(
 
 
 @pytest.mark.parametrize("fails", CUT)
-def test_the_newest_snapshot_is_not_skipped_if_the_store_does_not_answer(
+def test_newest_snapshot_is_not_skipped_if_the_store_does_not_answer(
     store: RemoteStore, monkeypatch: pytest.MonkeyPatch, fails: Exception
 ) -> None:
     published(store, "a")
@@ -350,7 +350,7 @@ def test_the_newest_snapshot_is_not_skipped_if_the_store_does_not_answer(
     assert store.ids() == ["a", "b"]
 
 
-def test_a_file_is_replaced_though_the_driver_cannot_rename_over_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_is_replaced_though_the_driver_cannot_rename_over_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of HDFS, which reports it in an answer that fsspec drops: a driver's count stopped."""
 
     def move(self: MemoryFileSystem, old: str, new: str, **_: Any) -> None:
@@ -368,7 +368,7 @@ def test_a_file_is_replaced_though_the_driver_cannot_rename_over_it(monkeypatch:
         place.write(b"3")
 
 
-def test_a_refusal_of_the_store_is_reported_with_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusal_of_the_store_is_reported_with_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: Any, **__: Any) -> None:
         raise PermissionError("Access Denied")
 
@@ -378,7 +378,7 @@ def test_a_refusal_of_the_store_is_reported_with_the_path(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("fails", [ReadTimeoutError(endpoint_url="http://s3"), OSError("reset"), TimeoutError()])
-def test_a_server_that_fails_while_a_file_is_read_is_no_damage(
+def test_server_that_fails_while_a_file_is_read_is_no_damage(
     store: RemoteStore, monkeypatch: pytest.MonkeyPatch, fails: Exception
 ) -> None:
     published(store, "a")
@@ -398,7 +398,7 @@ def test_a_server_that_fails_while_a_file_is_read_is_no_damage(
         list(verify.problems_of(store, [manifest]))
 
 
-def test_a_plan_that_cannot_be_put_leaves_nothing(store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_that_cannot_be_put_leaves_nothing(store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: Any) -> None:
         raise Unavailable("no answer")
 

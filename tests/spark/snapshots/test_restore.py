@@ -91,7 +91,7 @@ def restored(
 
 
 @pytest.mark.parametrize("by", ["here", "spark"])
-def test_a_chain_is_restored_completely_and_each_difference_is_found(
+def test_chain_is_restored_completely_and_each_difference_is_found(
     request: pytest.FixtureRequest, by: str, store: DirectoryStore, config: ClientConfig
 ) -> None:
     tables = tables_of(request.getfixturevalue("spark") if by == "spark" else None)
@@ -119,7 +119,7 @@ def emptied(client: Client) -> None:
         client.delete_prefix(first)
 
 
-def test_a_wrong_date_of_the_machine_that_restores_leaves_nothing_out(
+def test_wrong_date_of_the_machine_that_restores_leaves_nothing_out(
     store: DirectoryStore, config: ClientConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(time, "time_ns", lambda: (NOW_MS + 365 * 86_400_000) * 1_000_000)
@@ -127,7 +127,7 @@ def test_a_wrong_date_of_the_machine_that_restores_leaves_nothing_out(
     assert restored(LocalTables(), store, chain, Cut(), config, filled=True) == Restored(2001, 1)
 
 
-def test_a_cluster_that_holds_keys_is_overwritten_only_on_request(store: DirectoryStore, config: ClientConfig) -> None:
+def test_cluster_that_holds_keys_is_overwritten_only_on_request(store: DirectoryStore, config: ClientConfig) -> None:
     chain = chains.covering(store.load_all(), "b", Cut(time_ms=MIDDLE_MS))
     with Client(config) as client:
         client.put(b"new", b"stays")
@@ -146,7 +146,7 @@ def test_a_cluster_that_holds_keys_is_overwritten_only_on_request(store: Directo
         ]
 
 
-def test_an_abandoned_attempt_overwrites_nothing_after_the_restore(config: ClientConfig) -> None:
+def test_abandoned_attempt_overwrites_nothing_after_the_restore(config: ClientConfig) -> None:
     """Its machine was stalled: another attempt wrote its part, the job ended, and the application began."""
     schema = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("expires_at", pa.timestamp("us", "UTC"))])
     batches = [
@@ -175,7 +175,7 @@ def test_an_abandoned_attempt_overwrites_nothing_after_the_restore(config: Clien
         }
 
 
-def test_a_moment_comes_back_as_it_was(store: DirectoryStore, config: ClientConfig) -> None:
+def test_moment_comes_back_as_it_was(store: DirectoryStore, config: ClientConfig) -> None:
     cut = Cut(time_ms=MIDDLE_MS + 4)
     chain = chains.covering(store.load_all(), None, cut)
     with Client(config) as client:
@@ -190,7 +190,7 @@ def test_a_moment_comes_back_as_it_was(store: DirectoryStore, config: ClientConf
 
 
 @pytest.mark.slow
-def test_a_restore_resumes_after_a_killed_driver_and_survives_leader_loss(
+def test_restore_resumes_after_a_killed_driver_and_survives_leader_loss(
     cluster: Cluster, config: ClientConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = DirectoryStore(tmp_path / "snapshots")

@@ -48,7 +48,7 @@ class Said:
         (SMALL_ROWS + 1, None, False),
     ],
 )
-def test_a_full_snapshot_is_small_by_its_changes_or_else_by_its_keys(
+def test_full_snapshot_is_small_by_its_changes_or_else_by_its_keys(
     changes: int | None, keys: int | None, small: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("FeedReader", "Client"):
@@ -101,7 +101,7 @@ class Starving:
 
 
 @pytest.mark.parametrize("does", ["wake", "run"])
-def test_a_job_that_loses_all_executors_fails(does: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_that_loses_all_executors_fails(does: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its pin was renewed for as long as Spark waited, which was without limit."""
     monkeypatch.setattr(runners, "POLL_S", 0.01)
     monkeypatch.setattr(runners, "STARVED_S", 0.3)

@@ -40,7 +40,7 @@ def batch(made: list) -> pa.RecordBatch:
 
 @given(st.lists(rows, max_size=4))
 @settings(max_examples=50, deadline=None)
-def test_a_written_snapshot_is_read_and_described(tmp_path_factory: pytest.TempPathFactory, parts: list[list]) -> None:
+def test_written_snapshot_is_read_and_described(tmp_path_factory: pytest.TempPathFactory, parts: list[list]) -> None:
     path = tmp_path_factory.mktemp("table") / "x.parquet"
     writer = TableWriter(path, "p1")
     for part in parts:
@@ -61,13 +61,13 @@ def test_a_written_snapshot_is_read_and_described(tmp_path_factory: pytest.TempP
     assert sha256_of(StoredFile(path, file)) == file.sha256
 
 
-def test_an_expiry_is_none_or_a_time_and_is_capped_at_the_last_timestamp() -> None:
+def test_expiry_is_none_or_a_time_and_is_capped_at_the_last_timestamp() -> None:
     made = batch([(b"k", b"v", 1, 1, 1_000, expires_ms) for expires_ms in (0, 1_500, EXPIRES_MS_MAX)])
     found = [row["expires_at"] for row in made.to_pylist()]
     assert found == [None, datetime.fromtimestamp(1.5, UTC), datetime(9999, 12, 30, tzinfo=UTC)]
 
 
-def test_an_incomplete_file_on_a_full_disk_is_removed(tmp_path: Path) -> None:
+def test_incomplete_file_on_a_full_disk_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     writer = TableWriter(path, "p1")
     with open("/dev/full", "wb") as full:
@@ -79,7 +79,7 @@ def test_an_incomplete_file_on_a_full_disk_is_removed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_expiry_of_zero_is_none() -> None:
+def test_expiry_of_zero_is_none() -> None:
     made = batch([(b"a", b"1", 1, 1, 5, 0), (b"b", b"2", 2, 2, 5, 7)])
     assert [each and each.timestamp() for each in made["expires_at"].to_pylist()] == [None, 0.007]
 
@@ -108,7 +108,7 @@ def test_many_small_rows_stay_in_groups_of_a_bounded_number(tmp_path: Path) -> N
     assert [groups.row_group(each).num_rows for each in range(groups.num_row_groups)] == [150_000, 150_000, 100_000]
 
 
-def test_a_damaged_page_is_found_by_its_checksum(tmp_path: Path) -> None:
+def test_damaged_page_is_found_by_its_checksum(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     writer = TableWriter(path, "p1", compression="none")
     writer.write(batch([(b"key", b"needle" * 10, 1, 1, 1, 0)]))
@@ -137,7 +137,7 @@ def test_other_columns_are_refused(tmp_path: Path) -> None:
         ({"use_dictionary": ["partition"]}, "expected row groups of at most 67108864 bytes .*, got 104[0-9]* bytes"),
     ],
 )
-def test_a_row_group_too_large_for_memory_is_refused(tmp_path: Path, options: dict, reason: str) -> None:
+def test_row_group_too_large_for_memory_is_refused(tmp_path: Path, options: dict, reason: str) -> None:
     path = tmp_path / "x.parquet"
     made = batch([(b"%d" % number, bytes(1 << 20), number + 1, 1, 1, 0) for number in range(100)])
     pq.write_table(pa.Table.from_batches([made]), path, compression="zstd", **options)
@@ -208,7 +208,7 @@ def stored_as_told(path: Path) -> StoredFile:
     )
 
 
-def test_an_abandoned_attempt_leaves_nothing(tmp_path: Path) -> None:
+def test_abandoned_attempt_leaves_nothing(tmp_path: Path) -> None:
     writer = TableWriter(tmp_path / "x.parquet", "p1")
     writer.write(batch([(b"a", b"1", 1, 1, 5, 0)]))
     writer.abandon()

@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 
 from kvstore.errors import Corrupted
+from kvstore.ring.hashing import token_of
 from kvstore.spark.snapshots import verify
 from kvstore.spark.snapshots.directory import DirectoryStore
-from kvstore.spark.snapshots.manifest import NAME, Manifest, encode
+from kvstore.spark.snapshots.manifest import INTENTS, NAME, Manifest, encode
 from kvstore.spark.snapshots.usable import stored_files
 from tests.spark.snapshots.made import Change, file_of, full, incremental, some_log
 
 LOG = some_log(300)
 OWN = [change for change in LOG if change.partition == "p1" and change.value is not None]
+VALUES = (b"1", None, b"2")
 
 
 @pytest.fixture
@@ -45,6 +47,32 @@ def test_complete_snapshots_have_no_problem(store: DirectoryStore) -> None:
     verify.check_files(store, [first, second], rows.append)
 
 
+# docs/protocol.md Tx13
+def test_rows_of_intents_are_checked_as_records(store: DirectoryStore) -> None:
+    """They are in the order of keys, and a key's row may come before the parent's position or be a delete."""
+    first = full(store, "a", LOG[:200])
+    second = incremental(store, "b", first, LOG)
+    keys = sorted({change.key for change in OWN}, key=lambda key: (token_of(key), key))[:3]
+    rows = [Change(key, value, 90 - number, 1) for number, (key, value) in enumerate(zip(keys, VALUES, strict=True))]
+
+    def with_intents(rows: list[Change]) -> Manifest:
+        file = file_of(store.folder("b"), "p1", rows, INTENTS)
+        files = tuple(sorted((*second.files, file), key=lambda each: each.path))
+        assert [each.is_of_intents for each in files] == [False, True, False]
+        count, size = second.rows + file.rows, second.size_bytes + file.size_bytes
+        return replace(second, files=files, rows=count, size_bytes=size)
+
+    manifest = with_intents(rows)
+    assert found(store, first, manifest) == []
+    span = verify._file_problems(store, manifest, manifest.files[1], lambda _: None)[1]
+    assert span is None, "its tokens are not compared with sequences of other files"
+    for wrong in (rows[::-1], [*rows, rows[-1]]):
+        (store.folder("b") / f"data/p1-{INTENTS}.parquet").unlink()
+        assert found(store, with_intents(wrong)) == [
+            f"b/data/p1-{INTENTS}.parquet has records out of order or duplicated"
+        ]
+
+
 @pytest.mark.parametrize("at", [0, 100, -1])
 @pytest.mark.parametrize("number", [0, 1])
 def test_any_changed_byte_of_any_file_is_found(store: DirectoryStore, number: int, at: int) -> None:
@@ -60,7 +88,7 @@ def test_any_changed_byte_of_any_file_is_found(store: DirectoryStore, number: in
         verify.check_files(store, [manifest], lambda _: None)
 
 
-def test_a_missing_file_and_an_unknown_file_are_found(store: DirectoryStore) -> None:
+def test_missing_file_and_an_unknown_file_are_found(store: DirectoryStore) -> None:
     manifest = full(store, "a", LOG)
     os.rename(store.folder("a") / "data/p1-00000.parquet", store.folder("a") / "data/p1-00001.parquet")
     assert found(store, manifest) == [
@@ -75,7 +103,7 @@ def test_a_missing_file_and_an_unknown_file_are_found(store: DirectoryStore) -> 
             check()
 
 
-def test_a_shortened_file_is_found(store: DirectoryStore) -> None:
+def test_shortened_file_is_found(store: DirectoryStore) -> None:
     manifest = full(store, "a", LOG)
     path = store.folder("a") / manifest.files[0].path
     size = path.stat().st_size
@@ -88,7 +116,7 @@ def test_a_shortened_file_is_found(store: DirectoryStore) -> None:
     ]
 
 
-def test_a_record_of_another_partition_is_found(store: DirectoryStore) -> None:
+def test_record_of_another_partition_is_found(store: DirectoryStore) -> None:
     manifest = full(store, "a", LOG)
     foreign = next(c for c in LOG if c.partition == "p2" and c.value is not None)
     (message,) = found(store, with_file(store, manifest, [foreign]))
@@ -100,16 +128,16 @@ def test_records_twice_or_out_of_order_are_found(store: DirectoryStore) -> None:
     assert "duplicated" in found(store, with_file(store, manifest, [OWN[0], OWN[0]]))[0]
 
 
-def test_the_same_record_in_two_files_is_found(store: DirectoryStore) -> None:
+def test_same_record_in_two_files_is_found(store: DirectoryStore) -> None:
     manifest = full(store, "a", LOG)
     single = with_file(store, manifest, [OWN[0]])
-    double = file_of(store.folder("a"), "p1", [OWN[0]], number=1)
+    double = file_of(store.folder("a"), "p1", [OWN[0]], "00001")
     files = tuple(sorted([*single.files, double], key=lambda file: file.path))
     whole = replace(single, files=files, rows=single.rows + 1, size_bytes=single.size_bytes + double.size_bytes)
     assert found(store, whole) == ["a/p1 two files of the partition have the same rows"]
 
 
-def test_a_version_behind_the_position_is_found(store: DirectoryStore) -> None:
+def test_version_behind_the_position_is_found(store: DirectoryStore) -> None:
     manifest = full(store, "a", LOG)
     late = with_file(store, manifest, [replace(OWN[0], sequence=1000)])
     assert "has versions from 1000 to 1000, but its position is" in found(store, late)[0]
@@ -121,7 +149,7 @@ def test_changes_out_of_order_are_found(store: DirectoryStore) -> None:
     assert "changes out of order" in found(store, with_file(store, second, [OWN[2], OWN[1]]))[0]
 
 
-def test_a_manifest_that_lies_about_rows_is_found(store: DirectoryStore) -> None:
+def test_manifest_that_lies_about_rows_is_found(store: DirectoryStore) -> None:
     manifest = full(store, "a", LOG)
     file = replace(manifest.files[0], rows=manifest.files[0].rows + 1, deletes=1)
     lying = replace(manifest, files=(file, *manifest.files[1:]), rows=manifest.rows + 1)

@@ -59,7 +59,7 @@ def store(tmp_path: Path) -> DirectoryStore:
     return DirectoryStore(tmp_path)
 
 
-def test_a_complete_snapshot_is_published_with_one_attempt_of_each_part(store: DirectoryStore) -> None:
+def test_complete_snapshot_is_published_with_one_attempt_of_each_part(store: DirectoryStore) -> None:
     work = Work.begin(store, PLAN)
     winners = {piece.name: attempt(work, piece) for piece in PIECES}
     attempt(work, PIECES[0])  # of a speculative task
@@ -84,7 +84,7 @@ def test_work_that_a_full_disk_did_not_let_begin_leaves_nothing(
     assert list(store.root.iterdir()) == []
 
 
-def test_a_task_on_a_full_disk_gives_a_remedy(store: DirectoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_task_on_a_full_disk_gives_a_remedy(store: DirectoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = Work.begin(store, PLAN)
     job = tasks.JobContext(
         attempts=begun.attempts,
@@ -123,7 +123,7 @@ def test_work_that_another_user_has_left_is_passed_over(store: DirectoryStore, m
     assert store.remove_remains(store.remains()) == []
 
 
-def test_a_file_that_the_driver_does_not_see_makes_no_snapshot(store: DirectoryStore) -> None:
+def test_file_that_the_driver_does_not_see_makes_no_snapshot(store: DirectoryStore) -> None:
     work = Work.begin(store, PLAN)
     winners = {piece.name: attempt(work, piece) for piece in PIECES}
     (work.attempts / winners["p1-00000"].path).unlink()
@@ -183,7 +183,7 @@ def died(*_: object) -> None:
     raise Killed
 
 
-def test_a_finished_piece_that_was_damaged_is_made_again(store: DirectoryStore) -> None:
+def test_finished_piece_that_was_damaged_is_made_again(store: DirectoryStore) -> None:
     work = Work.begin(store, PLAN)
     file = attempt(work, PIECES[0])
     path = work.attempts / file.path
@@ -192,14 +192,14 @@ def test_a_finished_piece_that_was_damaged_is_made_again(store: DirectoryStore) 
     assert list(work.attempts.iterdir()) == []
 
 
-def test_a_note_that_was_torn_does_not_count(store: DirectoryStore) -> None:
+def test_note_that_was_torn_does_not_count(store: DirectoryStore) -> None:
     work = Work.begin(store, PLAN)
     file = attempt(work, PIECES[0], noted=False)
     (work.attempts / file.path).with_suffix(".json").write_bytes(note_of(file)[:50])
     assert work.finished() == {}
 
 
-def test_the_work_of_a_running_driver_is_not_changed(store: DirectoryStore) -> None:
+def test_work_of_a_running_driver_is_not_changed(store: DirectoryStore) -> None:
     Work.begin(store, PLAN)
     (folder,) = store.remains()
     assert Work.abandoned_or_none(store, folder) is None
@@ -232,7 +232,7 @@ def test_removing_withdraws_the_snapshot_before_its_files(
     assert os.listdir(store.root) == [".lock"]
 
 
-def test_a_snapshot_that_is_being_restored_stays(store: DirectoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshot_that_is_being_restored_stays(store: DirectoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """The retention may not name it any more: it existed when a user chose it, and it is the only copy."""
     log = some_log(20)
     full(store, "a", log)
@@ -260,9 +260,7 @@ def test_two_may_remove_the_same_at_once(store: DirectoryStore) -> None:
         assert os.listdir(store.root) == [".lock"]
 
 
-def test_a_removal_waits_for_a_process_that_adds_a_child(
-    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_removal_waits_for_a_process_that_adds_a_child(store: DirectoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was removed under a snapshot that was published meanwhile and that could not be restored."""
     parent = full(store, "a", some_log(9))
     monkeypatch.setattr(stores, "LOCK_S", 0.0)
@@ -274,7 +272,7 @@ def test_a_removal_waits_for_a_process_that_adds_a_child(
     assert store.ids() == ["a", "b"]
 
 
-def test_a_snapshot_removed_during_the_listing_is_left_out(
+def test_snapshot_removed_during_the_listing_is_left_out(
     store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full(store, "a", some_log(9))
@@ -283,7 +281,7 @@ def test_a_snapshot_removed_during_the_listing_is_left_out(
     assert store.load_readable()[1] == {}
 
 
-def test_a_snapshot_whose_manifest_is_missing_is_damaged(store: DirectoryStore) -> None:
+def test_snapshot_whose_manifest_is_missing_is_damaged(store: DirectoryStore) -> None:
     full(store, "a", some_log(9))
     (store.folder("a") / "manifest.json").unlink()
     with pytest.raises(Corrupted, match=r"manifest\.json is missing; restore it from a copy"):
@@ -300,7 +298,7 @@ def test_remains_are_removed_without_a_new_file_in_them(store: DirectoryStore, m
     assert found == [[]]
 
 
-def test_a_directory_is_distinguished_from_one_snapshot(store: DirectoryStore) -> None:
+def test_directory_is_distinguished_from_one_snapshot(store: DirectoryStore) -> None:
     manifest = full(store, "a", some_log(9))
     incremental(store, "b", manifest, some_log(12))
     assert store_at(str(store.root))[1] is None
@@ -308,7 +306,7 @@ def test_a_directory_is_distinguished_from_one_snapshot(store: DirectoryStore) -
     assert (found.root, name) == (store.root, "b")
 
 
-def test_a_directory_without_snapshots_is_refused(tmp_path: Path) -> None:
+def test_directory_without_snapshots_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not a directory of snapshots"):
         store_at(str(tmp_path / "absent"))
     (tmp_path / "something").touch()
@@ -320,7 +318,7 @@ def test_a_directory_without_snapshots_is_refused(tmp_path: Path) -> None:
     ("place", "message"),
     [("file", "file is not a directory"), ("file/below/it", "file is not a directory"), ("new/one", "")],
 )
-def test_an_unusable_directory_is_detected_before_the_snapshot_begins(tmp_path: Path, place: str, message: str) -> None:
+def test_unusable_directory_is_detected_before_the_snapshot_begins(tmp_path: Path, place: str, message: str) -> None:
     (tmp_path / "file").touch()
     refused = pytest.raises(ConfigError, match=message) if message else nullcontext()
     with refused:
@@ -356,13 +354,13 @@ def test_full_or_read_only_directory_is_refused_before_a_snapshot(tmp_path: Path
     assert message.format(place=tmp_path) in found.stdout, found.stdout + found.stderr
 
 
-def test_a_snapshot_that_is_not_there_is_named_with_those_that_are(store: DirectoryStore) -> None:
+def test_snapshot_that_is_not_there_is_named_with_those_that_are(store: DirectoryStore) -> None:
     full(store, "a", some_log(9))
     with pytest.raises(InvalidRequest, match=r"no snapshot b in .*; the latest are: a"):
         store.load("b")
 
 
-def test_a_renamed_snapshot_is_refused(store: DirectoryStore) -> None:
+def test_renamed_snapshot_is_refused(store: DirectoryStore) -> None:
     full(store, "a", some_log(9))
     (store.root / "a").rename(store.root / "b")
     with pytest.raises(Corrupted, match="belongs to snapshot a; snapshots cannot be renamed"):
@@ -381,6 +379,6 @@ def test_one_bad_manifest_hides_no_good_ones(store: DirectoryStore) -> None:
         store.load_all()
 
 
-def test_the_plan_of_an_incremental_survives_too(store: DirectoryStore) -> None:
+def test_plan_of_an_incremental_survives_too(store: DirectoryStore) -> None:
     plan = replace(PLAN, kind=SnapshotKind.INCREMENTAL, parent="s0")
     assert Work.begin(store, plan).plan_or_none() == plan

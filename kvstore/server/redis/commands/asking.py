@@ -10,24 +10,24 @@ from kvstore.errors import Unavailable
 from kvstore.limits import VALUE_BYTES_MAX
 from kvstore.partition.state.commands import Op
 from kvstore.server.access.audit import CallAuthor
+from kvstore.server.redis.commands.atomic import Ask, Atomic
 from kvstore.server.redis.commands.performer import Performer
-from kvstore.server.redis.commands.rewrite import Ask
 from kvstore.server.redis.commands.row import Alone
 from kvstore.server.redis.parser import Words
-from kvstore.server.redis.plans import OwnerOf
 from kvstore.server.routing import keys
 from kvstore.server.routing.ask import ask
 from kvstore.types import PartitionId
 
-Rewriting = Callable[[Ask, Words, OwnerOf], Coroutine[Any, Any, bytes]]
+Rewriting = Callable[[Atomic, Words], Coroutine[Any, Any, bytes]]
+"""Executes a command that writes its keys together, and returns the reply."""
 
 
 def ask_as_user(performer: Performer) -> Ask:
     """Return a function that submits an operation with the permissions that the user has at the time of the call.
     Permissions may change while a command waits between its operations."""
 
-    async def asking(op: Op, partition: PartitionId | None = None) -> Any:
-        return await ask(performer.replies.backend, op, partition)
+    async def asking(op: Op) -> Any:
+        return await ask(performer.replies.backend, op)
 
     return asking
 
@@ -50,12 +50,25 @@ def ask_partitions(performer: Performer, words: Words, *, as_user: bool = False)
     return asking
 
 
+def atomic(performer: Performer) -> Atomic:
+    """Return an Atomic for one command of the user."""
+    server = performer.server
+    return Atomic(
+        ask_as_user(performer),
+        server.owner_of,
+        spans_slots=server.transactions_across_slots,
+        now=server.now,
+        random=server.random,
+        is_gone=lambda: performer.replies.is_gone,
+    )
+
+
 def rewriting(command: Rewriting, value_bytes: int = VALUE_BYTES_MAX) -> Alone:
-    """Return the handler of a command that reads a key before it writes it (rewrite.py). `value_bytes` is the
-    maximum size of the value that the command reads."""
+    """Return the handler of a command that writes several keys together, or reads a key before it writes it
+    (rewrite.py). `value_bytes` is the maximum size of the value that the command reads."""
 
     def act(performer: Performer, words: Words) -> None:
-        performer.run_alone(command(ask_as_user(performer), words, performer.server.owner_of))
+        performer.run_alone(command(atomic(performer), words))
 
     return Alone(act, lambda performer, words: value_bytes)
 

@@ -7,15 +7,17 @@ from typing import Any
 
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.partition.state import commands
-from kvstore.partition.state.commands import Code, Flag, Op
+from kvstore.partition.state.commands import Delete, Expire, Flag, Get, Meta, Op
 from kvstore.partition.state.operations import EXPIRES_MS_MAX
 from kvstore.partition.state.traits import check_options
 from kvstore.server.redis import replies
 from kvstore.server.redis.commands.asking import rewriting
-from kvstore.server.redis.commands.rewrite import Ask, KeyState, Rewrite, rewrite
+from kvstore.server.redis.commands.atomic import Atomic
+from kvstore.server.redis.commands.rewrite import KeyState, Rewrite, rewrite
 from kvstore.server.redis.commands.row import (
     ALL_KEYS,
     NOT_ATOMIC,
+    ONE_PARTITION,
     OPTIONS_MAX,
     READS_FIRST,
     TWO_KEYS,
@@ -31,40 +33,37 @@ from kvstore.server.redis.plans import (
     Build,
     CommandError,
     Context,
-    OwnerOf,
     Plan,
     Several,
     Single,
     check_key,
-    check_one_owner,
     first_failure,
     integer,
     part_failed,
 )
 from kvstore.server.redis.replies import Fmt
 
-GET, META, DELETE, EXPIRE = int(Code.GET), int(Code.META), int(Code.DELETE), int(Code.EXPIRE)
 EMBEDDED_BYTES_MAX = 44
 """Maximum size in bytes of a value that Redis stores beside its key."""
 _IF_ABSENT, _IF_VERSION = int(Flag.IF_ABSENT), int(Flag.IF_VERSION)
 
 
 def _delete(words: list[bytes], context: Context) -> Plan:
-    ops = [(DELETE, check_key(key), 0, 0, None) for key in words[1:]]
+    ops = [Delete(check_key(key)) for key in words[1:]]
     if len(ops) == 1:
         return Single(ops[0], Fmt.DELETED)
     return Several(ops, lambda results: part_failed(results) or replies.number(sum(map(bool, results))))
 
 
 def _exists(words: list[bytes], context: Context) -> Plan:
-    ops = [(META, check_key(key), context.level, 0) for key in words[1:]]
+    ops = [Meta(check_key(key), context.level) for key in words[1:]]
     if len(ops) == 1:
         return Single(ops[0], Fmt.EXISTS)
     return Several(ops, lambda results: first_failure(results) or replies.number(len(results) - results.count(None)))
 
 
 def _type(words: list[bytes], context: Context) -> Plan:
-    return Single((META, check_key(words[1]), context.level, 0), Fmt.TYPE)
+    return Single(Meta(check_key(words[1]), context.level), Fmt.TYPE)
 
 
 _EXPIRE_FLAGS = {b"NX": Flag.IF_NO_TTL, b"XX": Flag.IF_TTL, b"GT": Flag.IF_LONGER, b"LT": Flag.IF_SHORTER}
@@ -78,7 +77,7 @@ def _expire(unit_ms: int, relative: bool) -> Build:
                 raise CommandError(f"ERR Unsupported option {word[:32].decode('utf-8', 'replace')}")
             flags |= _EXPIRE_FLAGS[word.upper()]
         try:
-            check_options(EXPIRE, flags, expires_ms=1)  # the number itself is checked below, as in Redis
+            check_options(Expire.code, flags, expires_ms=1)  # the number itself is checked below, as in Redis
         except InvalidRequest:
             first = "NX and XX, GT or LT" if flags & Flag.IF_NO_TTL else "GT and LT"
             raise CommandError(f"ERR {first} options at the same time are not compatible") from None
@@ -89,13 +88,13 @@ def _expire(unit_ms: int, relative: bool) -> Build:
         # An expiry of 0 would be removed. A time in the past deletes the key, however long ago it is.
         if value <= 0:
             value, flags = 1, flags & ~int(Flag.RELATIVE_TTL)
-        return Single((EXPIRE, check_key(words[1]), value, flags, None), Fmt.CHANGED)
+        return Single(Expire(check_key(words[1]), value, flags), Fmt.CHANGED)
 
     return build
 
 
 def _persist(words: list[bytes], context: Context) -> Plan:
-    return Single((EXPIRE, check_key(words[1]), 0, 0, None), Fmt.CHANGED)
+    return Single(Expire(check_key(words[1]), 0), Fmt.CHANGED)
 
 
 def _expires_at(unit_ms: int) -> Build:
@@ -106,7 +105,7 @@ def _expires_at(unit_ms: int) -> Build:
                 return replies.failure(found)
             return replies.number(-2 if found is None else found[4] // unit_ms if found[4] else -1)
 
-        return Several([(META, check_key(words[1]), context.level, 0)], combine)
+        return Several([Meta(check_key(words[1]), context.level)], combine)
 
     return build
 
@@ -123,12 +122,12 @@ def _ttl(unit_ms: int) -> Build:
                 return replies.number(-1)
             return replies.number((max(0, found[4] - context.now_ms) + unit_ms // 2) // unit_ms)
 
-        return Several([(META, check_key(words[1]), context.level, 0)], combine)
+        return Several([Meta(check_key(words[1]), context.level)], combine)
 
     return build
 
 
-def _about_key(code: int, show: Callable[[bytes, Any, Context], bytes]) -> Build:
+def _about_key(kind: type[Get | Meta], show: Callable[[bytes, Any, Context], bytes]) -> Build:
     """Return a handler that replies with the stored metadata of the key in the command's third word, or nil if the
     key does not exist."""
 
@@ -141,7 +140,7 @@ def _about_key(code: int, show: Callable[[bytes, Any, Context], bytes]) -> Build
                 return replies.failure(found)
             return replies.NULL[context.protocol] if found is None else show(key, found, context)
 
-        return Several([(code, key, context.level, 0)], combine)
+        return Several([kind(key, context.level)], combine)
 
     return build
 
@@ -163,25 +162,24 @@ def _usage(words: list[bytes], context: Context) -> Plan:
     """MEMORY USAGE. SAMPLES applies to values with several elements, and no value here has any."""
     if len(words) > 3 and (len(words) != 5 or words[3].upper() != b"SAMPLES" or integer(words[4]) < 0):
         raise CommandError("ERR syntax error")
-    return _about_key(META, lambda key, found, _: replies.number(len(key) + found[0]))(words, context)
+    return _about_key(Meta, lambda key, found, _: replies.number(len(key) + found[0]))(words, context)
 
 
 _object = subcommands(
     "OBJECT",
     {
-        "ENCODING": (3, 3, _about_key(GET, _encoding)),
-        "IDLETIME": (3, 3, _about_key(META, _idle_s)),
-        "REFCOUNT": (3, 3, _about_key(META, lambda key, found, context: replies.ONE)),
+        "ENCODING": (3, 3, _about_key(Get, _encoding)),
+        "IDLETIME": (3, 3, _about_key(Meta, _idle_s)),
+        "REFCOUNT": (3, 3, _about_key(Meta, lambda key, found, context: replies.ONE)),
     },
     "; access frequency is not tracked",
 )
 _memory = subcommands("MEMORY", {"USAGE": (3, 5, _usage)}, "; the metrics of the HTTP port show the memory of a node")
 
 
-async def rename(ask: Ask, words: Words, owner_of: OwnerOf) -> bytes:
+async def rename(atomic: Atomic, words: Words) -> bytes:
     """RENAME key newkey, RENAMENX key newkey."""
     source, target, only_new = check_key(words[1]), check_key(words[2]), words[0].upper() == b"RENAMENX"
-    check_one_owner((source, target), owner_of)
 
     def decide(found: KeyState) -> Rewrite | bytes:
         if not found.version:
@@ -191,13 +189,13 @@ async def rename(ask: Ask, words: Words, owner_of: OwnerOf) -> bytes:
         if only_new and found.is_other_there:
             return replies.ZERO
         flags = _IF_ABSENT if only_new else 0
-        ops = (commands.delete(source, _IF_VERSION, found.version), *_moved(found, target, flags))
+        ops = (commands.Delete(source, _IF_VERSION, found.version), *_moved(found, target, flags))
         return Rewrite(ops, replies.ONE if only_new else replies.OK)
 
-    return await rewrite(ask, source, decide, target)
+    return await rewrite(atomic, source, decide, target)
 
 
-async def copy(ask: Ask, words: Words, owner_of: OwnerOf) -> bytes:
+async def copy(atomic: Atomic, words: Words) -> bytes:
     """COPY source destination [DB 0] [REPLACE]."""
     source, target, options = check_key(words[1]), check_key(words[2]), [word.upper() for word in words[3:]]
     replaces = b"REPLACE" in options
@@ -207,28 +205,27 @@ async def copy(ask: Ask, words: Words, owner_of: OwnerOf) -> bytes:
         raise CommandError("ERR DB index is out of range" if options[:1] == [b"DB"] else "ERR syntax error")
     if source == target:
         raise CommandError("ERR source and destination objects are the same")
-    check_one_owner((source, target), owner_of)
 
     def decide(found: KeyState) -> Rewrite | bytes:
         if not found.version or (found.is_other_there and not replaces):
             return replies.ZERO
-        check = commands.check(source, _IF_VERSION, found.version)
+        check = commands.Check(source, _IF_VERSION, found.version)
         ops = (check, *_moved(found, target, 0 if replaces else _IF_ABSENT))
         return Rewrite(ops, replies.ONE)
 
-    return await rewrite(ask, source, decide, target)
+    return await rewrite(atomic, source, decide, target)
 
 
 # docs/protocol.md N4
 def _moved(found: KeyState, target: bytes, flags: int) -> tuple[Op, ...]:
     """Return the operations that write the value under another key with the same expiry. If the value has no expiry,
     neither does the copy, whatever default expiry the namespace gives to new keys."""
-    put = commands.put(target, found.value, found.expires_ms, flags)
-    return (put,) if found.expires_ms else (put, commands.expire(target, 0))
+    put = commands.Put(target, found.value, found.expires_ms, flags)
+    return (put,) if found.expires_ms else (put, commands.Expire(target, 0))
 
 
 _SECOND = KeyPositions(2, 2, 1)
-_BOTH_KEYS = f"Both keys must be in one partition, otherwise the reply is CROSSSLOT. {READS_FIRST}"
+_BOTH_KEYS = f"{ONE_PARTITION} {READS_FIRST}"
 _RECORD_TIME = "Expiry follows the [record time](../how-to/keep-clocks-right.md)."
 _SERVER_TIME = "Computed with the clock of the node that replies."
 

@@ -16,12 +16,13 @@ from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Flag, Op
 from kvstore.partition.state.operations import EXPIRES_MS_MAX
 from kvstore.server.redis import replies
-from kvstore.server.redis.commands.rewrite import Ask, KeyState, Rewrite, rewrite
+from kvstore.server.redis.commands.atomic import Atomic
+from kvstore.server.redis.commands.rewrite import KeyState, Rewrite, rewrite
 from kvstore.server.redis.parser import Words
 from kvstore.server.redis.plans import CommandError, integer
 
-Action = Callable[[Ask, bytes, Words], Coroutine[Any, Any, bytes]]
-"""Executes a script: takes a function that submits operations, the key and the script's arguments, and returns the
+Action = Callable[[Atomic, bytes, Words], Coroutine[Any, Any, bytes]]
+"""Executes a script: takes what executes operations, the key and the script's arguments, and returns the
 reply."""
 
 TEXT_BYTES_MAX = 4096
@@ -31,51 +32,51 @@ _IF_VERSION, _RELATIVE_TTL = int(Flag.IF_VERSION), int(Flag.RELATIVE_TTL)
 _NOT_RUN = "ERR only the scripts of lock libraries are supported: see docs/reference/redis.md"
 
 
-async def release(ask: Ask, key: bytes, arguments: Words) -> bytes:
+async def release(atomic: Atomic, key: bytes, arguments: Words) -> bytes:
     """Delete the key if its value equals the first argument. Return the reply 1 if the key was deleted, otherwise 0."""
     (token,) = _expect(arguments, 1)
-    return await _if_holder(ask, key, token, lambda found: commands.delete(key, _IF_VERSION, found.version))
+    return await _if_holder(atomic, key, token, lambda found: commands.Delete(key, _IF_VERSION, found.version))
 
 
-async def renew(ask: Ask, key: bytes, arguments: Words) -> bytes:
+async def renew(atomic: Atomic, key: bytes, arguments: Words) -> bytes:
     """If the value of the key equals the first argument, set the time to live to the second argument, in
     milliseconds. Return the reply 1 if the time to live was set, otherwise 0."""
     token, ms = _expect(arguments, 2)
-    return await _renew(ask, key, token, _milliseconds(ms))
+    return await _renew(atomic, key, token, _milliseconds(ms))
 
 
-async def extend(ask: Ask, key: bytes, arguments: Words) -> bytes:
+async def extend(atomic: Atomic, key: bytes, arguments: Words) -> bytes:
     """If the key has an expiry and its value equals the first argument, add the second argument, in milliseconds, to
     the time to live. If the third argument is not 0, the time to live is set to the second argument instead. Return
     the reply 1 if the time to live was changed, otherwise 0."""
     token, ms, from_now = _expect(arguments, 3)
     more_ms = _milliseconds(ms)
     if from_now != b"0":
-        return await _renew(ask, key, token, more_ms, is_ending=True)
+        return await _renew(atomic, key, token, more_ms, is_ending=True)
 
     def later(found: KeyState) -> Op | None:
         return _again(key, found, found.expires_ms + more_ms, 0) if found.expires_ms else None
 
-    return await _if_holder(ask, key, token, later)
+    return await _if_holder(atomic, key, token, later)
 
 
-async def _renew(ask: Ask, key: bytes, token: bytes, ms: int, *, is_ending: bool = False) -> bytes:
+async def _renew(atomic: Atomic, key: bytes, token: bytes, ms: int, *, is_ending: bool = False) -> bytes:
     def renewed(found: KeyState) -> Op | None:
         return None if is_ending and not found.expires_ms else _again(key, found, ms, _RELATIVE_TTL)
 
-    return await _if_holder(ask, key, token, renewed)
+    return await _if_holder(atomic, key, token, renewed)
 
 
 def _again(key: bytes, found: KeyState, expires_ms: int, flags: int) -> Op:
-    return commands.put(key, found.value, expires_ms, _IF_VERSION | flags, found.version)
+    return commands.Put(key, found.value, expires_ms, _IF_VERSION | flags, found.version)
 
 
-async def _if_holder(ask: Ask, key: bytes, token: bytes, make: Callable[[KeyState], Op | None]) -> bytes:
+async def _if_holder(atomic: Atomic, key: bytes, token: bytes, make: Callable[[KeyState], Op | None]) -> bytes:
     def decide(found: KeyState) -> Rewrite | bytes:
         op = make(found) if found.version and found.value == token else None
         return replies.ZERO if op is None else Rewrite((op,), replies.ONE)
 
-    return await rewrite(ask, key, decide)
+    return await rewrite(atomic, key, decide)
 
 
 def _expect(arguments: Words, count: int) -> Words:

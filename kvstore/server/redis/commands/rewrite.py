@@ -1,20 +1,17 @@
 """Optimistic read-modify-write of a key, for commands that must read before they write.
 
-A command takes effect completely or not at all. All of its keys must be in one partition, because a batch is atomic
-only within a partition.
+A command takes effect completely or not at all (atomic.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from kvstore.errors import ConditionFailed, Overloaded
 from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Op, Record
-
-Ask = Callable[[Op], Awaitable[Any]]
-"""Submits an operation and returns its result. Raises StoreError."""
+from kvstore.server.redis.commands.atomic import Atomic
 
 ATTEMPTS_MAX = 64
 """Maximum number of attempts when other clients write the key between read and write."""
@@ -39,7 +36,9 @@ class Rewrite(NamedTuple):
     reply: bytes
 
 
-async def rewrite(ask: Ask, key: bytes, decide: Callable[[KeyState], Rewrite | bytes], other: bytes = b"") -> bytes:
+async def rewrite(
+    atomic: Atomic, key: bytes, decide: Callable[[KeyState], Rewrite | bytes], other: bytes = b""
+) -> bytes:
     """Read the key, call `decide` with its state, and write what `decide` returns if the key is still unchanged. If
     another client has changed the key, start again. If `decide` returns bytes, they are the reply and nothing is
     written.
@@ -47,15 +46,15 @@ async def rewrite(ask: Ask, key: bytes, decide: Callable[[KeyState], Rewrite | b
     `other` is a second key whose existence `decide` needs to know. Raises CommandError, StoreError, and Overloaded if
     other clients changed the key in each of ATTEMPTS_MAX attempts.
     """
-    read = commands.batch(key, (commands.get(key), commands.meta(other or key)))
+    reads = (commands.Get(key), commands.Meta(other or key))
     for _ in range(ATTEMPTS_MAX):
-        record, about_other = await ask(read)
+        record, about_other = await atomic(reads)
         value, version, _, _, expires_ms = record or ABSENT
         decided = decide(KeyState(value, version, expires_ms, about_other is not None))
         if isinstance(decided, bytes):
             return decided
         try:
-            await ask(commands.batch(key, decided.ops))
+            await atomic(decided.ops)
         except ConditionFailed:
             continue
         return decided.reply

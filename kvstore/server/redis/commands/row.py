@@ -52,6 +52,10 @@ ONE_KEY, TWO_KEYS, ALL_KEYS, PAIRS = (
 NO_KEYS = KeyPositions()
 NOT_ATOMIC = "Not atomic across partitions."
 """Difference from Redis of a command on keys of several partitions."""
+ONE_PARTITION = (
+    "Keys of several partitions need `[redis] transactions_across_slots = true`, otherwise the reply is CROSSSLOT."
+)
+"""Difference from Redis of a command that changes several keys together."""
 READS_FIRST = (
     "Reads the key, then writes if no other client has changed it. Takes at least two log entries, and more when other "
     "clients write the key."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvstore.limits import VALUE_BYTES_MAX
 from kvstore.server.redis import replies
-from kvstore.server.redis.commands.asking import ask_as_user
+from kvstore.server.redis.commands.asking import atomic
 from kvstore.server.redis.commands.performer import Performer
 from kvstore.server.redis.commands.row import NO_KEYS, OPTIONS_MAX, Alone, Command, Family, replying, writes
 from kvstore.server.redis.gate import Need
@@ -17,7 +17,7 @@ def _eval(performer: Performer, words: Words) -> None:
     action = scripts.find(words[1]) if words[0].upper() == b"EVALSHA" else scripts.load(words[1])[1]
     if integer(words[2]) != 1 or len(words) < 4:
         raise CommandError("ERR expected one key: every supported script takes one")
-    performer.run_alone(action(ask_as_user(performer), check_key(words[3]), words[4:]))
+    performer.run_alone(action(atomic(performer), check_key(words[3]), words[4:]))
 
 
 def _script(performer: Performer, words: Words) -> bytes:

@@ -10,15 +10,17 @@ from typing import Any
 from kvstore.errors import ConditionFailed, InvalidRequest, StoreError
 from kvstore.limits import VALUE_BYTES_MAX
 from kvstore.partition.state import commands
-from kvstore.partition.state.commands import Code, Flag, Level, Op
+from kvstore.partition.state.commands import Append, Delete, Expire, Flag, Get, Increment, Level, Meta, Op, Put
 from kvstore.partition.state.operations import EXPIRES_MS_MAX
 from kvstore.partition.state.traits import check_options
 from kvstore.server.redis import replies
 from kvstore.server.redis.commands.asking import rewriting
-from kvstore.server.redis.commands.rewrite import Ask, KeyState, Rewrite, rewrite
+from kvstore.server.redis.commands.atomic import Atomic
+from kvstore.server.redis.commands.rewrite import KeyState, Rewrite, rewrite
 from kvstore.server.redis.commands.row import (
     ALL_KEYS,
     NOT_ATOMIC,
+    ONE_PARTITION,
     OPTIONS_MAX,
     PAIRS,
     READS_FIRST,
@@ -32,12 +34,10 @@ from kvstore.server.redis.plans import (
     Build,
     CommandError,
     Context,
-    OwnerOf,
     Plan,
     Several,
     Single,
     check_key,
-    check_one_owner,
     check_value,
     first_failure,
     integer,
@@ -45,8 +45,6 @@ from kvstore.server.redis.plans import (
 )
 from kvstore.server.redis.replies import FORMATS, Fmt
 
-GET, META, PUT, DELETE = int(Code.GET), int(Code.META), int(Code.PUT), int(Code.DELETE)
-INCREMENT, APPEND, EXPIRE = int(Code.INCREMENT), int(Code.APPEND), int(Code.EXPIRE)
 _IF_ABSENT, _IF_VERSION, _KEEP_TTL = int(Flag.IF_ABSENT), int(Flag.IF_VERSION), int(Flag.KEEP_TTL)
 FLOAT_BYTES_MAX = 400
 FLOAT_DIGITS_MAX = 308
@@ -59,18 +57,18 @@ _DIGITS = Digits(prec=FLOAT_DIGITS_MAX + FLOAT_DECIMALS + 2)
 
 
 def _get(words: list[bytes], context: Context) -> Plan:
-    return Single((GET, check_key(words[1]), context.level, 0), Fmt.VALUE)
+    return Single(Get(check_key(words[1]), context.level), Fmt.VALUE)
 
 
 def _set(words: list[bytes], context: Context) -> Plan:
     key, value = check_key(words[1]), check_value(words[2])
     if len(words) == 3:
-        return Single((PUT, key, value, 0, 0, 0, None), Fmt.OK)
+        return Single(Put(key, value), Fmt.OK)
     expires_ms, flags = _set_options(words[3:], context.now_ms)
     if flags & Flag.RETURN_OLD:
-        return Single((PUT, key, value, expires_ms, flags, 0, None), Fmt.OLD_VALUE)
+        return Single(Put(key, value, expires_ms, flags), Fmt.OLD_VALUE)
     conditional = flags & (Flag.IF_ABSENT | Flag.IF_PRESENT)
-    return Single((PUT, key, value, expires_ms, flags, 0, None), Fmt.OK_OR_NULL if conditional else Fmt.OK)
+    return Single(Put(key, value, expires_ms, flags), Fmt.OK_OR_NULL if conditional else Fmt.OK)
 
 
 _SET_FLAGS = {b"NX": Flag.IF_ABSENT, b"XX": Flag.IF_PRESENT, b"GET": Flag.RETURN_OLD, b"KEEPTTL": Flag.KEEP_TTL}
@@ -92,7 +90,7 @@ def _set_options(words: list[bytes], now_ms: int) -> tuple[int, int]:
             raise CommandError("ERR syntax error")
         at += 1
     try:
-        check_options(PUT, int(flags), expires_ms=len(expiry))  # the number itself is checked below, as in Redis
+        check_options(Put.code, int(flags), expires_ms=len(expiry))  # the number itself is checked below, as in Redis
     except InvalidRequest:
         raise CommandError("ERR syntax error") from None
     if not expiry:
@@ -111,25 +109,25 @@ def _expiry(command: str, word: bytes, unit_ms: int, relative: bool, now_ms: int
 
 
 def _setnx(words: list[bytes], context: Context) -> Plan:
-    op = (PUT, check_key(words[1]), check_value(words[2]), 0, int(Flag.IF_ABSENT), 0, None)
+    op = Put(check_key(words[1]), check_value(words[2]), 0, int(Flag.IF_ABSENT))
     return Single(op, Fmt.APPLIED)
 
 
 def _setex(unit_ms: int, command: str) -> Build:
     def build(words: list[bytes], context: Context) -> Plan:
         expires_ms, flags = _expiry(command, words[2], unit_ms, True, context.now_ms), int(Flag.RELATIVE_TTL)
-        return Single((PUT, check_key(words[1]), check_value(words[3]), expires_ms, flags, 0, None), Fmt.OK)
+        return Single(Put(check_key(words[1]), check_value(words[3]), expires_ms, flags), Fmt.OK)
 
     return build
 
 
 def _getset(words: list[bytes], context: Context) -> Plan:
-    op = (PUT, check_key(words[1]), check_value(words[2]), 0, int(Flag.RETURN_OLD), 0, None)
+    op = Put(check_key(words[1]), check_value(words[2]), 0, int(Flag.RETURN_OLD))
     return Single(op, Fmt.OLD_VALUE)
 
 
 def _getdel(words: list[bytes], context: Context) -> Plan:
-    return Single((DELETE, check_key(words[1]), int(Flag.RETURN_OLD), 0, None), Fmt.OLD_VALUE)
+    return Single(Delete(check_key(words[1]), int(Flag.RETURN_OLD)), Fmt.OLD_VALUE)
 
 
 def _getex(words: list[bytes], context: Context) -> Plan:
@@ -144,7 +142,7 @@ def _getex(words: list[bytes], context: Context) -> Plan:
         flags = int(Flag.RELATIVE_TTL) if relative else 0
     else:
         raise CommandError("ERR syntax error")
-    ops = ((GET, key, int(Level.LINEARIZABLE), 0), (EXPIRE, key, expires_ms, flags, None))
+    ops = (Get(key, int(Level.LINEARIZABLE)), Expire(key, expires_ms, flags))
     format_value = FORMATS[context.protocol][Fmt.VALUE]
     return Several(ops, lambda results: first_failure(results) or format_value(results[0]), is_atomic=True)
 
@@ -162,12 +160,12 @@ def _getrange(words: list[bytes], context: Context) -> Plan:
         is_empty = start > end or last < first < 0
         return replies.bulk(b"" if is_empty else value[start : end + 1])
 
-    return Several([(GET, check_key(words[1]), context.level, 0)], combine)
+    return Several([Get(check_key(words[1]), context.level)], combine)
 
 
 def _mget(words: list[bytes], context: Context) -> Plan:
     format_value = FORMATS[context.protocol][Fmt.VALUE]
-    ops = [(GET, check_key(key), context.level, 0) for key in words[1:]]
+    ops = [Get(check_key(key), context.level) for key in words[1:]]
     return Several(ops, lambda results: first_failure(results) or replies.array(map(format_value, results)))
 
 
@@ -175,16 +173,16 @@ def _mset(words: list[bytes], context: Context) -> Plan:
     if len(words) % 2 == 0:
         raise CommandError("ERR wrong number of arguments for 'mset' command")
     pairs = zip(words[1::2], words[2::2], strict=True)
-    ops = [(PUT, check_key(key), check_value(value), 0, 0, 0, None) for key, value in pairs]
+    ops = [Put(check_key(key), check_value(value)) for key, value in pairs]
     return Several(ops, lambda results: part_failed(results) or replies.OK)
 
 
 def _strlen(words: list[bytes], context: Context) -> Plan:
-    return Single((META, check_key(words[1]), context.level, 0), Fmt.LENGTH)
+    return Single(Meta(check_key(words[1]), context.level), Fmt.LENGTH)
 
 
 def _append(words: list[bytes], context: Context) -> Plan:
-    return Single((APPEND, check_key(words[1]), check_value(words[2]), None), Fmt.NUMBER)
+    return Single(Append(check_key(words[1]), check_value(words[2])), Fmt.NUMBER)
 
 
 def _increment(sign: int) -> Build:
@@ -192,12 +190,12 @@ def _increment(sign: int) -> Build:
         delta = sign * integer(words[2]) if len(words) == 3 else sign
         if delta > INT64_MAX:
             raise CommandError("ERR decrement would overflow")
-        return Single((INCREMENT, check_key(words[1]), delta, None), Fmt.NUMBER)
+        return Single(Increment(check_key(words[1]), delta), Fmt.NUMBER)
 
     return build
 
 
-async def set_range(ask: Ask, words: Words, owner_of: OwnerOf) -> bytes:
+async def set_range(atomic: Atomic, words: Words) -> bytes:
     """SETRANGE key offset value."""
     key, offset, part = check_key(words[1]), integer(words[2]), words[3]
     if offset < 0:
@@ -211,10 +209,10 @@ async def set_range(ask: Ask, words: Words, owner_of: OwnerOf) -> bytes:
         value = found.value[:offset].ljust(offset, b"\0") + part + found.value[offset + len(part) :]
         return Rewrite(_kept(key, value, found.version), replies.number(len(value)))
 
-    return await rewrite(ask, key, decide)
+    return await rewrite(atomic, key, decide)
 
 
-async def increment_by_float(ask: Ask, words: Words, owner_of: OwnerOf) -> bytes:
+async def increment_by_float(atomic: Atomic, words: Words) -> bytes:
     """INCRBYFLOAT key increment. It calculates in decimal, so the sum of 0.1 and 0.2 is exactly 0.3."""
     key, increment = check_key(words[1]), _float(words[2])
 
@@ -225,7 +223,7 @@ async def increment_by_float(ask: Ask, words: Words, owner_of: OwnerOf) -> bytes
         value = _shown(total)
         return Rewrite(_kept(key, value, found.version), replies.bulk(value))
 
-    return await rewrite(ask, key, decide)
+    return await rewrite(atomic, key, decide)
 
 
 def _float(word: bytes) -> Decimal:
@@ -252,24 +250,21 @@ def _shown(number: Decimal) -> bytes:
 def _kept(key: bytes, value: bytes, version: int) -> tuple[Op, ...]:
     """Return the operation that writes the value if the key still has the version that was read. The expiry of the
     key is kept."""
-    return (commands.put(key, value, 0, _IF_VERSION | _KEEP_TTL, version),)
+    return (commands.Put(key, value, 0, _IF_VERSION | _KEEP_TTL, version),)
 
 
-async def set_if_none(ask: Ask, words: Words, owner_of: OwnerOf) -> bytes:
+async def set_if_none(atomic: Atomic, words: Words) -> bytes:
     """MSETNX key value [key value …]."""
     if len(words) % 2 == 0:
         raise CommandError("ERR wrong number of arguments for 'msetnx' command")
     pairs = dict(zip(map(check_key, words[1::2]), map(check_value, words[2::2]), strict=True))
-    check_one_owner(list(pairs), owner_of)
-    ops = tuple(commands.put(key, value, 0, _IF_ABSENT) for key, value in pairs.items())
+    ops = tuple(commands.Put(key, value, 0, _IF_ABSENT) for key, value in pairs.items())
     try:
-        await ask(commands.batch(words[1], ops))
+        await atomic(ops)
     except ConditionFailed:
         return replies.ZERO
     return replies.ONE
 
-
-_ONE_PARTITION = "All keys must be in one partition, otherwise the reply is CROSSSLOT."
 
 FAMILY = Family(
     "Strings",
@@ -295,7 +290,7 @@ FAMILY = Family(
         ),
         writes(
             *("MSETNX", "Set several keys if all of them are absent.", rewriting(set_if_none, 0), 3, 0, PAIRS),
-            _ONE_PARTITION,
+            ONE_PARTITION,
         ),
         reads("STRLEN", "Return the length of a value.", _strlen, 2, 2),
         writes("APPEND", "Append to the value of a key.", _append, 3, 3),

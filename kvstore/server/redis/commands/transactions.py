@@ -1,20 +1,43 @@
-"""Transactions: commands that execute as one atomic batch if the watched keys are unchanged."""
+"""Transactions: commands that take effect together if the watched keys are unchanged."""
 
 from __future__ import annotations
 
+from kvstore.errors import StoreError
 from kvstore.partition.state import commands
 from kvstore.partition.state.operations import BATCH_RESULT_BYTES_MAX
 from kvstore.server.redis import replies
-from kvstore.server.redis.commands.asking import ask_as_user
+from kvstore.server.redis.commands.asking import ask_as_user, atomic
+from kvstore.server.redis.commands.atomic import Atomic
 from kvstore.server.redis.commands.performer import Performer
 from kvstore.server.redis.commands.row import ALL_KEYS, Alone, Command, Family, InMulti, reads, replying
 from kvstore.server.redis.gate import Need
 from kvstore.server.redis.parser import Words
-from kvstore.server.redis.plans import check_key, value_bytes
+from kvstore.server.redis.plans import Reply, Several, check_key, value_bytes
+from kvstore.server.redis.session import EXEC_FLAGS, Transaction
 
 
 def _exec(performer: Performer, words: Words) -> None:
-    performer.perform(performer.session.execute(performer.server.owner_of))
+    found = performer.session.execute()
+    if isinstance(found, Reply):
+        performer.perform(found)
+        return
+    together = atomic(performer)
+    if together.may_span(found.ops):
+        performer.run_alone(_span(together, found))
+    else:
+        batch = together.operation(found.ops, EXEC_FLAGS)
+        found.check_size()
+        performer.perform(Several([batch], lambda results: found.reply(results[0])))
+
+
+async def _span(together: Atomic, found: Transaction) -> bytes:
+    """Execute a transaction whose keys have several tags. Later commands of the connection wait meanwhile, because the
+    leader of a key does not know their order while the transaction is tried again (docs/protocol.md M15)."""
+    try:
+        found.check_size()
+        return found.reply(await together(found.ops, EXEC_FLAGS))
+    except StoreError as error:
+        return found.reply(error)
 
 
 def _exec_bytes(performer: Performer, words: Words) -> int:
@@ -27,7 +50,7 @@ def _watch(performer: Performer, words: Words) -> None:
 
     async def work() -> bytes:
         for key in named:
-            found = await ask_as_user(performer)(commands.meta(key))
+            found = await ask_as_user(performer)(commands.Meta(key))
             performer.session.watch(key, 0 if found is None else found[1])
         return replies.OK
 
@@ -50,15 +73,19 @@ FAMILY = Family(
     (
         Command(
             *("MULTI", "Begin a transaction.", _MULTI, 1, 1, Need.LOGIN),
-            differs="A transaction is one atomic batch. All its keys must be in one partition, otherwise EXEC replies "
-            "CROSSSLOT: put the same `{tag}` into the keys. The limit is 4,096 commands and 1 MiB.",
+            differs="The keys of a transaction must be in one partition, otherwise EXEC replies CROSSSLOT. Put the "
+            "same `{tag}` into the keys, or set `[redis] transactions_across_slots = true`. The limit is 4,096 "
+            "commands and 1 MiB, and over several partitions also 100 keys and 16 partitions.",
         ),
-        Command("EXEC", "Execute the queued commands atomically.", _EXEC, 1, 1, Need.LOGIN),
+        Command(
+            *("EXEC", "Execute the queued commands atomically.", _EXEC, 1, 1, Need.LOGIN),
+            differs="Replies TRYAGAIN if other transactions over several partitions hold the keys for 5 seconds.",
+        ),
         Command("DISCARD", "Discard the queued commands.", _DISCARD, 1, 1, Need.LOGIN),
         reads(
             *("WATCH", "Watch keys; the next transaction fails if one of them changes.", _WATCH, 2, 0, ALL_KEYS),
-            "EXEC compares versions, so a key that was absent and is absent again counts as unchanged. The keys "
-            "must be in the partition of the transaction. The limit is 1,024 keys.",
+            "EXEC compares versions, so a key that was absent and is absent again counts as unchanged. Watched keys "
+            "count as keys of the transaction. The limit is 1,024 keys.",
         ),
         Command("UNWATCH", "Forget the watched keys.", replying(_unwatch, InMulti.IGNORED), 1, 1, Need.LOGIN),
     ),

@@ -8,10 +8,10 @@ Tests compare both.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice, repeat
+from itertools import islice
 
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
-from kvstore.partition.state.commands import NOT_NOW, Code, Op
+from kvstore.partition.state.commands import NOT_NOW, Get, Op, Put
 from kvstore.partition.state.rows import VALUE_AT
 from kvstore.server.access.guard import all_begin_with
 from kvstore.server.redis import replies
@@ -25,7 +25,6 @@ GET_WORDS, SET_WORDS = frozenset((b"GET", b"get")), frozenset((b"SET", b"set"))
 """The spellings of the two commands that clients use: go-redis and ioredis send lower case, most others upper case. Any
 other spelling takes the slow path, as all other commands do."""
 PLAIN_WORDS = GET_WORDS | SET_WORDS
-_GET, _PUT = int(Code.GET), int(Code.PUT)
 _VALUE_FORMAT, _OK_FORMAT = Fmt.VALUE, Fmt.OK
 
 
@@ -70,7 +69,7 @@ class FastPath:
             in_flight.hazards.writes[key] = number
             in_flight.value_bytes += size
             in_flight.limit.begin(1, size)
-            op = (_PUT, key, words[2], 0, 0, 0, None)
+            op = Put(key, words[2])
             sink.backend.submit((op,), sink, (number << FORMAT_BITS | _OK_FORMAT,))
             return True
         readable = self.readable
@@ -82,7 +81,7 @@ class FastPath:
             sink.rereads.reads[number] = key
             in_flight.limit.begin(1, 0)
             begin = self._unguarded.submit if may_read else sink.backend.submit
-            begin(((_GET, key, 0, 0),), sink, (number << FORMAT_BITS | _VALUE_FORMAT,))
+            begin((Get(key),), sink, (number << FORMAT_BITS | _VALUE_FORMAT,))
             return True
         row = rows[0]
         if row is None:
@@ -145,7 +144,7 @@ class FastPath:
         sink.issued = end = first + count
         hazards.writes.update(zip(keys, range(first, end), strict=True))
         self._in_flight.value_bytes += sum(map(len, values))
-        ops: list[Op] = list(zip(repeat(_PUT), keys, values, repeat(0), repeat(0), repeat(0), repeat(None)))
+        ops: list[Op] = list(map(Put, keys, values))
         tokens = range(first << FORMAT_BITS | _OK_FORMAT, end << FORMAT_BITS, 1 << FORMAT_BITS)
         sink.backend.submit(ops, sink, tokens)
         return count
@@ -169,7 +168,7 @@ class FastPath:
                 reads[key] = number
                 rereads[number] = key
                 begin = read if readable is None or key.startswith(readable) else submit
-                begin(((_GET, key, session.level, 0),), sink, (number << FORMAT_BITS | _VALUE_FORMAT,))
+                begin((Get(key, session.level),), sink, (number << FORMAT_BITS | _VALUE_FORMAT,))
             elif count == 3 and name in SET_WORDS and len(words[2]) <= VALUE_BYTES_MAX:
                 if (reads and reads.get(key, -1) >= sink.answered) or in_flight.is_crowded():
                     return words
@@ -177,7 +176,7 @@ class FastPath:
                 sink.issued = number + 1
                 writes[key] = number
                 in_flight.value_bytes += len(words[2])
-                op = (_PUT, key, words[2], 0, 0, 0, None)
+                op = Put(key, words[2])
                 submit((op,), sink, (number << FORMAT_BITS | _OK_FORMAT,))
             else:
                 return words

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvstore.partition.state.commands import Code, Op
+from kvstore.partition.state.commands import Op, Put
 from kvstore.server.redis.pipeline.inflight_limit import InflightLimit
 from kvstore.server.redis.pipeline.key_hazards import KeyHazards
 from kvstore.server.redis.pipeline.latency import CommandLatency, Timed
 from kvstore.server.redis.pipeline.reply_queue import ReplyQueue
 from kvstore.server.redis.plans import Several, Single
-
-_PUT = int(Code.PUT)
 
 
 class InFlight:
@@ -54,8 +52,8 @@ class InFlight:
         self.hazards.note(ops, number)
         self._replies.rereads.note(found, number)
         for op in ops:
-            if op[0] == _PUT:
-                self.value_bytes += len(op[2])
+            if op.__class__ is Put:
+                self.value_bytes += len(op.value)
 
     def note_more(self, operations: int) -> None:
         """Count the operations of a command after its first. Call this at once, because the next command checks the

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from kvstore.partition.state.commands import Code, Op
+from kvstore.partition.state.commands import Op
 from kvstore.partition.state.traits import POINT_READS
 
 KEPT_MAX = 4096
 """Number of keys that are remembered before keys of answered commands are dropped."""
-_BATCH = int(Code.BATCH)
 
 
 class KeyHazards:
@@ -28,13 +27,13 @@ class KeyHazards:
     def block(self, ops: Iterable[Op], answered: int) -> bool:
         """Return True if one of `ops` has to wait until the operations in flight are answered."""
         return any(
-            (self.writes if op[0] in POINT_READS else self.reads).get(op[1], -1) >= answered for op in _parts(ops)
+            (self.writes if op.code in POINT_READS else self.reads).get(op.key, -1) >= answered for op in _parts(ops)
         )
 
     def note(self, ops: Iterable[Op], number: int) -> None:
         """Note that command `number` performs `ops`."""
         for op in _parts(ops):
-            (self.reads if op[0] in POINT_READS else self.writes)[op[1]] = number
+            (self.reads if op.code in POINT_READS else self.writes)[op.key] = number
 
     def answered(self, issued: int, answered: int) -> None:
         """Forget commands that have been answered."""
@@ -53,7 +52,7 @@ class KeyHazards:
 def _parts(ops: Iterable[Op]) -> Iterator[Op]:
     """Yield the operations on single keys, including those inside a batch."""
     for op in ops:
-        if op[0] == _BATCH:
-            yield from op[2]
+        if op.ops:
+            yield from op.ops
         else:
             yield op

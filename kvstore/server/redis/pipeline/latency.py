@@ -49,4 +49,4 @@ class CommandLatency:
     def _note_slow(self, words: Words, took: float) -> None:
         name = words[0].upper()
         key = words[1] if name in _KEYED and len(words) > 1 else None
-        self._slow.note("door", name.decode() if name in COMMANDS else _OTHER, took, key=key)
+        self._slow.note("endpoint", name.decode() if name in COMMANDS else _OTHER, took, key=key)

@@ -29,7 +29,7 @@ from kvstore.server.redis.parser import OversizedCommand, Words
 from kvstore.server.redis.pipeline.fast_path import PLAIN_WORDS, FastPath
 from kvstore.server.redis.pipeline.in_flight import InFlight
 from kvstore.server.redis.pipeline.reply_queue import FORMAT_BITS, Gather, PipelineServer, ReplyQueue
-from kvstore.server.redis.plans import BATCH, CommandError, Context, Plan, Reply, Several, Single, together, value_bytes
+from kvstore.server.redis.plans import CommandError, Context, Plan, Reply, Several, Single, together, value_bytes
 from kvstore.server.redis.session import RespSession
 
 log = logging.getLogger(__name__)
@@ -337,4 +337,4 @@ async def reply_of(work: Coroutine[Any, Any, bytes], client: str) -> bytes:
 
 
 def _keys_of(ops: Sequence[Op]) -> list[bytes]:
-    return [each[1] for op in ops for each in (op[2] if op[0] == BATCH else (op,))]
+    return [each.key for op in ops for each in (op.ops or (op,))]

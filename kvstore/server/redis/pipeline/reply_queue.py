@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from kvstore.env import Stream
 from kvstore.errors import InvalidRequest, Overloaded
 from kvstore.namespaces.rates import Rates
-from kvstore.partition.state.commands import Code, Sink
+from kvstore.partition.state.commands import Get, Sink
 from kvstore.partition.state.operations import BATCH_RESULT_BYTES_MAX
 from kvstore.server.redis import replies
 from kvstore.server.redis.commands.performer import CommandServer
@@ -40,7 +40,7 @@ READS_AT_ONCE = 256
 arrive."""
 FORMAT_BITS = 6
 _FORMAT_MASK = (1 << FORMAT_BITS) - 1
-_GET, _OK_FORMAT = int(Code.GET), Fmt.OK
+_OK_FORMAT = Fmt.OK
 _OK, _INT = {int(Fmt.OK)}, {int}
 _NO_CAPACITY = Overloaded("the memory for replies is full, because clients do not read theirs; try again")
 
@@ -274,7 +274,7 @@ class ReplyQueue:
         if isinstance(read, Several):
             Gather(self, number, read, is_reserved=True).submit()
         else:
-            op, format_ = ((_GET, read, self._session.level, 0), Fmt.VALUE) if isinstance(read, bytes) else read
+            op, format_ = (Get(read, self._session.level), Fmt.VALUE) if isinstance(read, bytes) else read
             with paid(self.rates()):
                 self.backend.submit((op,), self, (number << FORMAT_BITS | format_,))
 
@@ -340,7 +340,7 @@ class Gather(Sink):
         self._queue, self._number, self._several = queue, number, several
         self._missing = len(several.ops)
         self._results: list[Any] = [None] * self._missing
-        self._are_values = self._missing > 0 and several.ops[0][0] == _GET
+        self._are_values = self._missing > 0 and several.ops[0].__class__ is Get
         self._is_reserved = is_reserved
         self._counted = 0
         """Bytes of values that the queue counts for this command."""

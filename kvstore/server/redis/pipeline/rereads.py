@@ -8,12 +8,11 @@ begins.
 from __future__ import annotations
 
 from kvstore.limits import VALUE_BYTES_MAX
-from kvstore.partition.state.commands import Code
+from kvstore.partition.state.commands import Get, Meta
 from kvstore.server.redis.plans import Several, Single, value_bytes
 
 KEPT_MAX = 4096
 """Number of reads that are remembered before answered ones are dropped."""
-_GET, _META = int(Code.GET), int(Code.META)
 
 Read = bytes | Single | Several
 """The key of a plain GET, or the plan of another read."""
@@ -39,7 +38,7 @@ class Rereads:
     def note(self, found: Single | Several, number: int) -> None:
         """Note that command `number` has begun."""
         op = found.op if isinstance(found, Single) else found.ops[0]
-        if op[0] in (_GET, _META):
+        if isinstance(op, (Get, Meta)):
             self.reads[number] = found
 
     def put_off(self, number: int, issued: int, early: dict[int, bytes]) -> None:

@@ -9,9 +9,9 @@ import pytest
 from kvstore.server.redis.commands.row import InMulti
 from kvstore.server.redis.commands.table import COMMANDS, FAMILIES
 from kvstore.server.redis.commands.unsupported import UNSUPPORTED
+from tests.server.redis.behaviour.test_access import line_of
 from tests.server.redis.resp_port import redis_port
 from tests.server.redis.script import GOLDEN
-from tests.server.redis.test_access import line_of
 from tests.server.redis.test_parser import packed
 
 REDIS_7 = GOLDEN / "names_of_redis.txt"

@@ -1,0 +1,108 @@
+"""Entries in flight: how many there may be, and what follows an acknowledgement."""
+
+from errno import EIO, EMFILE
+from typing import Any
+
+import pytest
+
+from kvstore.errors import InvalidRequest, NotLeader, Overloaded
+from kvstore.partition.config import IN_FLIGHT_LIMIT, PartitionConfig
+from kvstore.partition.leading.entry_in_flight import ALL_IN_FLIGHT_MAX
+from kvstore.partition.state.commands import Get, Level, Put
+from kvstore.partition.state.marks import MarkRecord
+from kvstore.wal.leading.leader_log import IN_FLIGHT_MAX
+from tests.partition.one_partition import Partition
+
+
+@pytest.fixture
+def p() -> Partition:
+    return Partition().start()
+
+
+def test_records_beyond_the_limit_are_refused_without_effects(p: Partition) -> None:
+    """Regression: the log refused them without the leader's knowledge, so it waited for them forever and answered
+    nobody."""
+    assert ALL_IN_FLIGHT_MAX < IN_FLIGHT_MAX
+    count = ALL_IN_FLIGHT_MAX + 4
+    records = [p.loop.create_task(p.leader.append_record(MarkRecord("pin", 0, takes=False))) for _ in range(count)]
+    proof = p.loop.create_task(p.leader.prove())
+    p.settle()
+    assert len(p.log.under_way) == ALL_IN_FLIGHT_MAX
+    assert [isinstance(each.exception(), Overloaded) for each in (*records, proof) if each.done()] == [True] * 5
+    p.acknowledge(ALL_IN_FLIGHT_MAX)
+    assert p.do(Put(b"a", b"1"), Put(b"b", b"1")) == [1, 2]
+    assert p.state.position == p.log.acknowledged[-1].position
+    assert p.do(Get(b"b", Level.STRICT)).value == b"1"
+
+
+def test_leader_keeps_slots_for_records() -> None:
+    """The disks are slow: nothing is acknowledged."""
+    p = Partition(PartitionConfig(expiry_sweep_s=0, entries_in_flight_max=IN_FLIGHT_LIMIT)).start()
+    tokens = []
+    for number in range(2 * IN_FLIGHT_LIMIT):
+        tokens += p.submit(Put(b"%d" % number, b"1"))
+        p.settle()
+    assert len(p.log.under_way) == IN_FLIGHT_LIMIT
+    record = p.loop.create_task(p.leader.append_record(MarkRecord("pin", 0, takes=False)))
+    p.settle()
+    assert len(p.log.under_way) == IN_FLIGHT_LIMIT + 1
+    while p.log.under_way:
+        p.acknowledge()
+    assert record.done()
+    assert [p.result(token) for token in tokens[:3]] == [1, 2, 3]
+    assert not p.fatal
+
+
+def test_batch_with_malformed_operation_is_sent_as_fast_as_the_log_takes(p: Partition) -> None:
+    """They are evaluated one by one, an entry each: the log would refuse entries that the leader counts as sent."""
+    many = ALL_IN_FLIGHT_MAX + 50
+    malformed: Any = Put(b"bad", "text")  # type: ignore[arg-type]
+    tokens = p.submit(*(Put(b"%d" % number, b"1") for number in range(many)), malformed)
+    assert len(p.log.under_way) == ALL_IN_FLIGHT_MAX
+    while p.log.under_way:
+        p.acknowledge()
+    assert [p.result(token) for token in tokens[:-1]] == list(range(1, many + 1))
+    assert isinstance(p.result(tokens[-1]), InvalidRequest)
+    assert p.state.position == p.log.acknowledged[-1].position
+
+
+def test_unreadable_engine_after_an_acknowledgement_ends_the_process(
+    p: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p.do(Put(b"a", b"1"))
+    (read,) = p.submit(Get(b"a", Level.STRICT))
+    assert p.result(read) == "waits"
+
+    def broken(*_: Any) -> Any:
+        raise OSError(EIO, "read error")
+
+    monkeypatch.setattr(p.engine, "multi_get", broken)
+    monkeypatch.setattr(p.engine, "get", broken)
+    p.acknowledge()
+    assert len(p.fatal) == 1
+    assert "cannot read the engine" in p.fatal[0]
+    assert not p.leader.serving
+
+
+@pytest.mark.parametrize("is_one_malformed", [False, True])
+def test_writes_are_refused_when_the_engine_cannot_be_read(
+    p: Partition, monkeypatch: pytest.MonkeyPatch, is_one_malformed: bool
+) -> None:
+    """They were taken from the queue, and nobody answered them. Leaders that send each other operations of transactions
+    waited for such an answer forever."""
+    found, calls = p.engine.multi_get, 0
+
+    def broken(keys: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > is_one_malformed:
+            raise OSError(EMFILE, "too many open files")
+        return found(keys)
+
+    monkeypatch.setattr(p.engine, "multi_get", broken)
+    monkeypatch.setattr(p.engine, "get", broken)
+    malformed = Put(b"x", 5)  # type: ignore[arg-type]
+    tokens = p.submit(Put(b"a", b"1"), *([malformed] if is_one_malformed else ()), Put(b"b", b"1"), Put(b"c", b"1"))
+    assert [type(p.result(token)) for token in tokens] == [NotLeader] * len(tokens)
+    assert not p.leader.serving
+    assert not p.fatal

@@ -1,0 +1,54 @@
+"""The engine on disk under a real kill -9: position and data agree, and synced rows are present."""
+
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from kvstore.partition.state.engine_memory import MemoryEngine
+from tests.partition.effects import Writer, all_records, check_indexes, state_over
+from tests.partition.killed import KEYS, open_engine
+
+ROOT = Path(__file__).parents[3]
+
+
+def run_and_kill(path: Path, seed: int, lines: int) -> int:
+    """Let the process make `lines` syncs, kill it a moment later, and return the last sequence that it reported as
+    durable."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.partition.killed", str(path), str(seed)], cwd=ROOT, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    durable = 0
+    for _ in range(lines):
+        durable = int(process.stdout.readline())
+    process.kill()
+    for line in process.stdout.read().split():
+        durable = int(line)
+    process.wait()
+    process.stdout.close()
+    return durable
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_engine_holds_the_log_up_to_its_position_after_kill_9(tmp_path: Path, seed: int) -> None:
+    random = Random(seed)
+    for _ in range(3):
+        durable = run_and_kill(tmp_path / "engine", seed, random.randint(1, 6))
+        engine = open_engine(str(tmp_path / "engine"))
+        state = state_over(engine)
+        assert state.position is not None
+        assert state.seq >= durable
+        writer = Writer(seed, KEYS, remembers_models=False)
+        reference = state_over(MemoryEngine())
+        while len(writer.log) <= state.position.entry:
+            reference.apply(writer.any())
+        assert all_records(state) == writer.model
+        assert (state.seq, state.crc, state.epoch) == (reference.seq, reference.crc, reference.epoch)
+        assert state.fingerprint() == reference.fingerprint()
+        assert state.retries.rows() == reference.retries.rows()
+        check_indexes(state)
+        engine.close()
