@@ -115,8 +115,11 @@ class Teller(threading.Thread):
                     is_executing = True
                     pipe.execute()
                 self.acknowledged += 1
-            except redis.WatchError:
-                self.conflicts += 1
+            except redis.WatchError as error:
+                # redis-py raises the same error if the connection breaks while it waits for the reply of EXEC
+                is_conflict = str(error) == "Watched variable changed."
+                self.conflicts += is_conflict
+                self.unknown += is_executing and not is_conflict
             except (redis.ConnectionError, redis.TimeoutError):
                 self.unknown += is_executing
                 self._over.wait(0.05)
