@@ -26,7 +26,7 @@ from kvstore.partition.state.retry_table import decode_row
 from kvstore.partition.state.rows import ALL_RETRY
 from kvstore.partition.state.tokens import EVERYTHING, NOTHING, TokenSpan
 from kvstore.ring import Pace
-from kvstore.ring.hashing import TOKENS, token_of
+from kvstore.ring.hashing import MURMUR3, TOKENS
 from kvstore.ring.moves import Move, MoveId
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
 from kvstore.wal.ledger_list import BEGINNING
@@ -140,7 +140,7 @@ def test_page_of_request_ids_bounds_large_results(is_in_range: bool, monkeypatch
             yield key, row
 
     monkeypatch.setattr(part.engine, "iterate", counted)
-    token = token_of(b"k")
+    token = MURMUR3.token_of(b"k")
     cursor, span = pages.RETRIES, TokenSpan(token, token) if is_in_range else TokenSpan(token + 1, token + 1)
     found = 0
     while cursor:
@@ -214,9 +214,9 @@ def test_entries_behind_the_sources_version_wait() -> None:
     logged: Any = SimpleNamespace(position=PIN, payload=record.encode())
     found = Copying()._import()
     with pytest.raises(Unavailable, match="rows of version 2 wait"):
-        following._take(pages.RangeChanges(TokenSpan(0, 99)), logged, found)
+        following._take(pages.RangeChanges(TokenSpan(0, 99), MURMUR3), logged, found)
     state.log_version = 2
-    following._take(pages.RangeChanges(TokenSpan(0, 99)), logged, found)
+    following._take(pages.RangeChanges(TokenSpan(0, 99), MURMUR3), logged, found)
 
 
 def test_page_of_version_one_has_golden_bytes() -> None:
