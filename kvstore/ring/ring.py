@@ -126,6 +126,8 @@ class Ring:
             raise ValueError(
                 f"ring version {self.version}: expected tokens from 0 to {TOKENS - 1}, got {first} to {last}"
             )
+        if divided := [end for end in self.tokens if not self.hash.ends_unit(end)]:
+            raise ValueError(f"ring version {self.version}: token {divided[0]} does not end a unit of {self.hash.name}")
         object.__setattr__(self, "routed", self.routed or self.version)
         # The range that wraps around is listed twice, so that a lookup is one bisection without a special case.
         object.__setattr__(self, "_bounds", [*self.tokens.keys(), TOKENS])

@@ -217,6 +217,7 @@ def _range(ring: Ring, load: PartitionLoad, target: PartitionId, mean: float, ra
         return None
     first = (span.start + 1) % TOKENS
     last = span.end if len(tokens) <= wanted else max(first, tokens[int(wanted) - 1])
+    last += -(last + 1) % ring.hash.unit
     moved = min(len(tokens), int(wanted)) / len(load.tokens) * load.ops_per_s
     text = (
         f"{load.partition} has {load.ops_per_s:,.0f} operations/s and the mean is {mean:,.0f}; to move about "
