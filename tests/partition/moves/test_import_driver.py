@@ -208,7 +208,7 @@ def test_rows_of_a_later_version_wait_for_the_targets_log() -> None:
 
 
 def test_entries_behind_the_sources_version_wait() -> None:
-    state: Any = SimpleNamespace(log_version=1, partition=P2)
+    state: Any = SimpleNamespace(log_version=1, partition=P2, hash=MURMUR3)
     following = SourceFollower(state, None, None)  # type: ignore[arg-type]
     record = control(P1, 1, 1, TIME_MS, EntryKind.LOG_VERSION, move_records.encode(LogVersion(2)))
     logged: Any = SimpleNamespace(position=PIN, payload=record.encode())
@@ -323,7 +323,7 @@ class Followed(SourceFollower):
         async def append_record(record: ImportRows, requests: Any) -> None:
             pass
 
-        state: Any = SimpleNamespace(engine=MemoryEngine())
+        state: Any = SimpleNamespace(engine=MemoryEngine(), hash=MURMUR3)
         super().__init__(state, busy, lambda: SimpleNamespace(append_record=append_record))  # type: ignore[arg-type, return-value]
         self.found = Copying()._import()
 
