@@ -112,7 +112,7 @@ def test_key_of_another_leader_is_redirected() -> None:
     assert redirects().moved_or_none([b"{%b}a" % key, b"{%b}b" % key]) == f"MOVED {slot_of(key)} ::1:7002"
 
 
-def test_command_is_executed_here_unless_a_reachable_server_leads_its_one_slot() -> None:
+def test_command_is_executed_here_unless_another_server_leads_it() -> None:
     key = key_of(N2)
     assert redirects().moved_or_none([key_of(N1)]) is None
     assert redirects().moved_or_none([key, key_of(N3)]) is None
