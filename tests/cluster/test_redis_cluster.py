@@ -66,8 +66,8 @@ def wait_direct(cluster: Cluster, client: RedisCluster, what: str) -> None:
 
 
 def owners(cluster: Cluster) -> set[str]:
-    """Return the leaders of all slots, as CLUSTER SLOTS shows them."""
-    return {str(each["primary"]) for each in cluster.redis(running(cluster)).cluster("SLOTS").values()}
+    """Return the ports of the leaders of all slots, as CLUSTER SLOTS shows them."""
+    return {str(primary[1]) for _, _, primary, *_ in cluster.redis(running(cluster)).cluster("SLOTS")}
 
 
 def is_redirected(cluster: Cluster, number: int) -> bool:

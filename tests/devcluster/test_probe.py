@@ -55,10 +55,10 @@ def test_node_whose_redis_port_is_closed_does_not_serve(servers: Servers, monkey
 
 
 def test_redirect_counts_as_an_answer(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KVSTORE_USER", "root")
+    monkeypatch.setenv("KVSTORE_USER", "reader")
     monkeypatch.setenv("KVSTORE_PASSWORD", "secret")
     answers: list[object] = [b"OK", hiredis.ReplyError("MOVED 1 n2:1"), hiredis.ReplyError("ERR no")]
     monkeypatch.setattr("kvstore.devcluster.probe._Connection.ask", lambda self, *words: answers.pop(0))
     endpoint = next(iter(servers.cluster.endpoints.values()))
-    with pytest.raises(Unavailable, match="partition p2.*ERR no"):
+    with pytest.raises(Unavailable, match=r"partition p2.*ERR no"):
         probe(endpoint.grpc, endpoint.resp, {PartitionId("p1"): b"x", PartitionId("p2"): b"y"})
