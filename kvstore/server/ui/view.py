@@ -315,7 +315,7 @@ def moves_of(report: ClusterReport, moves: Iterable[MoveView]) -> dict[str, Any]
             Cell(f"{move.copied:.0%}", part=move.copied) if move.HasField("copied") else Cell("?"),
             Cell(span(move.eta_s) if move.HasField("eta_s") else "unknown"),
             Cell(f"{move.attempt}", "n"),
-            Cell(move.stuck or _why_not_stuck(move, is_paused=ring.paused)),
+            Cell(move.stuck or _why_not_stuck(move, is_paused=ring.paused), is_prose=True),
         ]
         for move in moves
     ]
