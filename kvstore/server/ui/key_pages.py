@@ -10,7 +10,7 @@ from typing import Any
 
 from kvstore.env.ports import Clock
 from kvstore.errors import InvalidRequest, NotAuthenticated, PermissionDenied, StoreError
-from kvstore.partition.state.commands import Get
+from kvstore.partition.state.commands import Get, Record
 from kvstore.proto import kv_pb2
 from kvstore.rpc.http.messages import HttpRequest, HttpResponse, text_response
 from kvstore.server.access.http_authenticator import CHALLENGE, HttpAuthenticator
@@ -85,9 +85,10 @@ class KeyPages:
             raise InvalidRequest("expected ?key= with a key, got none")
         backend = self._authenticator.guarded(identity, request, self._backend)
         try:
-            record = await ask_session(backend, Get(key))
+            found = await ask_session(backend, Get(key))
         except PermissionDenied as error:
             return self._html(keys.refused_page(b"", str(error), identity.read), 403)
+        record = None if found is None else Record(*found)  # a plain tuple if another node leads the partition
         page = keys.key_page(key, record, request.parameter("form"), self._clock.date_ms())
         return self._html(page, 404 if record is None else 200)
 

@@ -39,8 +39,8 @@ def keys_page(prefix: bytes, found: PageResponse, now_ms: int) -> dict[str, Any]
     """Return the context of a page of keys."""
     rows = [
         [
-            Cell(text_of(key), link=page_path("key", key=key)),
-            Cell(text_of(record.value[:PREVIEW_BYTES]) + ("…" if len(record.value) > PREVIEW_BYTES else "")),
+            Cell(text_of(key), "wrap", link=page_path("key", key=key)),
+            Cell(text_of(record.value[:PREVIEW_BYTES]) + ("…" if len(record.value) > PREVIEW_BYTES else ""), "wrap"),
             Cell(size(len(record.value)), "n"),
             Cell(expiry(record.expires_ms, now_ms)),
         ]
@@ -141,7 +141,7 @@ def sessions_page(tag: bytes, found: PageResponse, now_ms: int) -> dict[str, Any
     pairs = [(key, record) for key, record in zip(found.keys, found.records, strict=True) if is_coordination_key(key)]
     rows = [
         [
-            Cell(text_of(key), link=page_path("key", key=key)),
+            Cell(text_of(key), "wrap", link=page_path("key", key=key)),
             *map(Cell, parts_of(key)),
             Cell(f"{record.created:,}", "n"),
             Cell(expiry(record.expires_ms, now_ms)),

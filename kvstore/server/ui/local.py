@@ -55,7 +55,7 @@ def transactions_page(found: TransactionsResponse) -> dict[str, Any]:
     intents = [
         [
             Cell(replica.partition, link=page_path("partition", id=replica.partition)),
-            Cell(key(each.key)),
+            Cell(key(each.key), "wrap"),
             Cell(each.home),
             Cell(each.attempt),
             Cell("writes" if each.is_exclusive else "reads"),
@@ -126,7 +126,7 @@ def snapshots_page(records: Sequence[tuple[str, SnapshotRecord]], date_ms: int) 
             Cell(span((each.ended_ms - each.started_ms) / 1000), "n"),
             Cell(f"{each.rows:,}", "n"),
             Cell(size(each.size_bytes), "n"),
-            Cell(each.where),
+            Cell(each.where, "wrap"),
         ]
         for name, each in reversed(records)
     ]
@@ -174,7 +174,9 @@ AUDIT_COLUMNS = ("time", "who", "from", "call", "arguments", "outcome", "reason"
 
 def _audit(audited: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     named = ("who", "from", "call", "arguments", "outcome", "why")
-    rows = [[Cell(date(int(each["time"]))), *(Cell(str(each.get(name, ""))) for name in named)] for each in audited]
+    rows = [
+        [Cell(date(int(each["time"]))), *(Cell(str(each.get(name, "")), "wrap") for name in named)] for each in audited
+    ]
     note = f"{len(rows)} entries since this node's start, the newest first. The file of the audit log has all."
     return table("audit", "Audit log of this node", AUDIT_COLUMNS, rows, note)
 

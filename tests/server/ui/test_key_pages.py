@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import pytest
 
-from kvstore.server.ui import keys
+from kvstore.server.ui import key_pages, keys
 from kvstore.server.ui.pages import POLICY
 from tests.server.access.tables import table
 from tests.server.gateway.world import ResponseKind, World, gateway_world
@@ -95,6 +95,14 @@ async def test_value_is_shown_as_text_json_and_hex(world: World) -> None:
     assert "expected JSON, got something else" in text_of(await world.ask("GET", "/ui/key?key=k&form=json"))
     await put(world, b"k", RAW)
     assert value_of(await world.ask("GET", "/ui/key?key=k")).startswith("000000  00 01 02 03")
+
+
+async def test_value_that_another_node_leads_is_shown(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def over_a_link(*_: object) -> tuple[bytes, int, int, int, int]:
+        return b"led elsewhere", 7, 7, 1_700_000_000_000, 0
+
+    monkeypatch.setattr(key_pages, "ask_session", over_a_link)
+    assert value_of(await world.ask("GET", "/ui/key?key=k")) == "led elsewhere"
 
 
 async def test_long_value_is_cut(world: World) -> None:
