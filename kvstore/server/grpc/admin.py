@@ -142,7 +142,10 @@ class Admin(admin_pb2_grpc.AdminServicer):
         ids = sorted(ring.partitions)
         place = {partition: index for index, partition in enumerate(ids)}
         response = admin_pb2.RingResponse(
-            version=ring.version, tokens=ring.tokens.keys(), owners=[place[owner] for owner in ring.tokens.values()]
+            version=ring.version,
+            tokens=ring.tokens.keys(),
+            owners=[place[owner] for owner in ring.tokens.values()],
+            hash=ring.hash.name,
         )
         for partition in ids:
             member = ring.partitions[partition]

@@ -8,9 +8,13 @@ from urllib.parse import quote, urlencode
 
 
 class Cell(NamedTuple):
-    """A cell of a table. `tone`: its CSS class; `warn` and `bad` are only for what a finding names, so that the verdict
-    and the tables agree; `n` is for numbers, and `wrap` for long names without spaces. `part`: a progress from 0 to 1. `live`: the name under which it is updated. `link`: another
-    page about its subject. `is_prose`: text between backticks is code, which it is not in names that others choose."""
+    """A cell of a table.
+
+    `tone` is its CSS class: `n` for numbers, `wrap` for long names without spaces, and `good`, `warn` or `bad`. `warn`
+    and `bad` are only for what a finding names, so that the verdict and the tables agree. `part` is a progress from 0
+    to 1. `live` is the name under which the cell is updated. `link` is another page about its subject. With `is_prose`,
+    text between backticks is code, which it is not in names that others choose.
+    """
 
     text: str
     tone: str = ""
