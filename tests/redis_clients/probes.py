@@ -494,7 +494,7 @@ def python_socketio() -> None:
         async with asyncio.timeout(30):
             while not heard.done():
                 await there._publish({"method": "emit", "event": "chat", "data": "hello", "host_id": "other"})
-                await asyncio.sleep(0.2)
+                await asyncio.wait([heard], timeout=0.2)
         assert heard.result() == "hello"
 
     asyncio.run(main())
