@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from redis.backoff import ConstantBackoff
 from redis.cluster import ClusterNode, RedisCluster
-from redis.exceptions import RedisError
+from redis.exceptions import MovedError, RedisError
 from redis.retry import Retry
 
 from tests.cluster.harness import Cluster, running_cluster
@@ -74,8 +74,8 @@ def is_redirected(cluster: Cluster, number: int) -> bool:
     """Return True if n1 redirects a plain client to the leader of the key."""
     try:
         cluster.redis("n1").get(f"key:{number}")
-    except RedisError as error:
-        return str(error).startswith("MOVED")
+    except MovedError:
+        return True
     return False
 
 
