@@ -348,7 +348,7 @@ def _open_channels(node: Node, stack: AsyncExitStack) -> Channels:
     membership = node.membership
     others = ChannelPeers(node.env, node.id, node.links, lambda: membership.topology.servers, channels)
     node.channel_peers = others
-    node.peers.serve_at_once(CHANNELS, others.answer)
+    node.peers.serve(CHANNELS, others.answer)
     stack.push_async_callback(others.close)
     return channels
 
