@@ -19,8 +19,8 @@ from kvstore.server.routing.keys import literal_prefix, matcher
 CHANNEL_BYTES_MAX = 1_024
 PATTERN_BYTES_MAX = 256
 """Maximum length of a subscribed pattern in bytes. Every message is matched against every pattern of the server."""
-PER_CLIENT_MAX = 10_000
-"""Maximum number of channels of one client."""
+PER_CLIENT_MAX = 4_096
+"""Maximum number of channels of one client. One SUBSCRIBE may name all of them, which takes about 10 ms."""
 PATTERNS_PER_CLIENT_MAX = 64
 SUBSCRIPTIONS_MAX = 100_000
 """Maximum number of subscriptions to channels and patterns, over all clients of the server."""
@@ -28,6 +28,8 @@ WILD_BYTES_MAX, WILD_BYTES_MIN = 2_048, 4
 """Maximum number of bytes of all different patterns of the server, each from its first wildcard on, and the number of
 bytes with which a shorter pattern counts. To match a message takes about a nanosecond for each of these bytes and each
 byte of the channel, so at most 2.5 ms."""
+SUBSCRIBERS_PER_OPERATION = 16
+"""Number of subscribers of a channel for which a message counts as one more operation in the rate of its namespace."""
 MESSAGE_WORK = 5
 """Work to publish a message, in addition to matching it and to one unit for each subscriber (channel_work.py)."""
 NAMES_PER_WORK, COMPILE_WORK = 2, 100

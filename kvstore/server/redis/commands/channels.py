@@ -145,7 +145,7 @@ def patterns_need(patterns: list[bytes]) -> ChannelNeed:
 
 _SHARES = "A user, or a network if access control is off, has at most as many as it leaves free."
 _LIMITS = (
-    "A channel name has 1 to 1,024 bytes. A client has at most 10,000 channels, and a node 100,000 subscriptions. "
+    "A channel name has 1 to 1,024 bytes. A client has at most 4,096 channels, and a node 100,000 subscriptions. "
     + _SHARES
 )
 _PATTERN_LIMITS = (
@@ -169,7 +169,8 @@ FAMILY = Family(
             lambda words: channels_need(Right.WRITE, words[1:2]),
             differs="A channel has the rights of a key of its name. Returns the number of "
             "subscriptions at the contacted node, as in Redis Cluster. In a transaction, the message is sent after "
-            "the writes have taken effect. A message has at most 1 MiB.",
+            "the writes have taken effect. A message has at most 1 MiB. In the rate of a namespace, it counts as one "
+            "operation, and one more for every 16 subscribers of the channel at the contacted node.",
         ),
         Command(
             *("SUBSCRIBE", "Receive the messages of channels.", _SUBSCRIBE, 2, 0),

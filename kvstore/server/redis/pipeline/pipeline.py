@@ -23,7 +23,7 @@ from kvstore.partition.state.operations import BATCH_RESULT_BYTES_MAX
 from kvstore.server.access.guard import Guard
 from kvstore.server.access.identities import UserIdentity
 from kvstore.server.redis import replies
-from kvstore.server.redis.channels import NAMES_PER_WORK
+from kvstore.server.redis.channels import NAMES_PER_WORK, SUBSCRIBERS_PER_OPERATION
 from kvstore.server.redis.commands.channels import OF_SUBSCRIBERS, channels_need, patterns_need
 from kvstore.server.redis.commands.performer import CommandConnection
 from kvstore.server.redis.commands.row import Alone, InMulti
@@ -353,10 +353,12 @@ class Pipeline:
             self.check(words)
         except CommandError as error:
             return replies.error(str(error))
-        rates = self.server.rates()
-        if rates is not None and (refusal := rates.refusal_or_none([channel])) is not None:
-            return replies.failure(refusal)
-        return replies.number(self.server.channels.publish(channel, message))
+        rates, channels = self.server.rates(), self.server.channels
+        if rates is not None:
+            operations = 1 + channels.subscribers_of(channel) // SUBSCRIBERS_PER_OPERATION
+            if (refusal := rates.refusal_or_none([channel] * operations)) is not None:
+                return replies.failure(refusal)
+        return replies.number(channels.publish(channel, message))
 
     def subscriber(self) -> ClientSubscriber:
         """Return the subscriptions of this client."""

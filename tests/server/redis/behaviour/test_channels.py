@@ -19,7 +19,7 @@ from kvstore.server.access.identities import Access
 from kvstore.server.config import Limits
 from kvstore.server.redis import channels
 from kvstore.server.redis.channel_work import TURN_WORK
-from kvstore.server.redis.pipeline import subscriber
+from kvstore.server.redis.pipeline import pipeline, subscriber
 from kvstore.server.redis.plans import CommandError
 from tests.server.access.tables import table
 from tests.server.redis.behaviour.test_access import line_of, logged_in
@@ -320,6 +320,21 @@ async def test_messages_count_for_the_rate_of_their_namespace(resp: RespPort, mo
         assert found[:4] == [b":0\r\n"] * 4
         assert found[4].startswith(b"-TRYAGAIN ")
         assert await line_of(raw, b"PUBLISH", b"u", b"x") == b":0\r\n"
+
+
+async def test_message_to_many_subscribers_counts_as_several_operations(
+    resp: RespPort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "SUBSCRIBERS_PER_OPERATION", 1)
+    async with resp.raw() as raw, resp.raw() as first, resp.raw() as second:
+        rates = Rates(lambda: 0.0, Counter())
+        rates.take([Namespace(name="tenant", prefix=b"t/", ops_per_s=1, burst=5)])
+        monkeypatch.setattr(resp.server, "rates", lambda: rates)
+        for each in (first, second):
+            await begin(each, b"SUBSCRIBE", b"t/a")
+        assert await line_of(raw, b"PUBLISH", b"t/a", b"x") == b":2\r\n"
+        assert (await line_of(raw, b"PUBLISH", b"t/a", b"x")).startswith(b"-TRYAGAIN ")
+        assert [await line_of(raw, b"PUBLISH", b"t/b", b"x") for _ in range(2)] == [b":0\r\n"] * 2
 
 
 class Subscriber:
