@@ -39,6 +39,19 @@ Facts = Mapping[str, Mapping[str, object]]
 """The content of INFO: sections of names and values."""
 
 
+class ShownClient(NamedTuple):
+    """A connection to the Redis port, as the dashboard shows it."""
+
+    id: int
+    address: str
+    name: bytes
+    user: str
+    """The user that the client has proven to be; empty if it has not authenticated."""
+    library: bytes
+    protocol: int
+    """2 or 3, the version of RESP."""
+
+
 class Transaction(NamedTuple):
     """The operations of EXEC, which take effect together, and their reply."""
 
@@ -228,6 +241,11 @@ class RespSession:
         ops = (*checks, *(op for each in queued for op in _ops(each)))
         has_effects = any(isinstance(each, Effect) for each in queued)
         return Transaction(ops, _answering(queued, len(checks), self.protocol), has_effects)
+
+    def shown(self, address: str) -> ShownClient:
+        """Return the connection as the dashboard shows it."""
+        user = self.identity.name if self.identity is not None else ""
+        return ShownClient(self.id, address, self.name, user, self.library[b"LIB-NAME"], self.protocol)
 
     def describe(self, address: str) -> bytes:
         """Return the connection in the form of CLIENT LIST."""
