@@ -1,4 +1,4 @@
-"""Spreads the work of Pub/Sub over turns of the event loop. Decides only.
+"""Spreads the work of Pub/Sub over turns of the event loop.
 
 One message may have 10,000 subscribers, and one pipeline thousands of messages, while leases of 400 ms are renewed by
 the same event loop. So work is counted, in units of about a microsecond. When a turn has TURN_WORK of it, later

@@ -41,7 +41,7 @@ class Message(NamedTuple):
 
     channel: bytes
     heads: dict[int, bytes]
-    """What precedes the body, by protocol version."""
+    """The bytes before the body, by protocol version."""
     body: bytes
 
 
