@@ -7,10 +7,10 @@ SIGKILL in turn. Before every second kill, the node's death watch is killed too,
 the death and waits for the lease (docs/protocol.md, G28). So the two kinds of kills alternate under the same load. The
 exit code is 1 if an acknowledged write is lost or a read was stale.
 
-Stages: `detect` ends when a replica becomes a candidate, `elect` when it has claimed the leader's znode, `recover` when
-the last ledgers are fenced and recovered, `create` when a new ledger exists, `wait` when no lease is left, `list` when
-the new ledger is listed, `start` when the leader serves, and `answer` when a client has its first acknowledgement. The
-gap begins with the last acknowledgement before the kill.
+The stages follow each other from the kill on. `detect` ends when a replica becomes a candidate, and `elect` when it has
+claimed the leader's znode. `recover` ends when the last ledgers are fenced and recovered, `create` when a new ledger
+exists, `wait` when no lease is left, and `list` when the new ledger is listed. `start` ends when the leader serves, and
+`answer` when a client has its first acknowledgement. The gap begins with the last acknowledgement before the kill.
 """
 
 from __future__ import annotations

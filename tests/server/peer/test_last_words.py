@@ -45,7 +45,7 @@ def test_message_has_its_bytes() -> None:
     assert last_words(ServerId("n1"), "c1", CERTIFICATE) == head + CERTIFICATE + b"\r\n"
 
 
-def test_message_is_accepted_as_greetings_of_servers_are_when_all_slots_are_taken() -> None:
+def test_message_begins_like_a_greeting_that_full_servers_accept() -> None:
     assert last_words(ServerId("n1"), "c1", CERTIFICATE).startswith(_GREETING)
 
 
