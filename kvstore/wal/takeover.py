@@ -176,14 +176,16 @@ class LogTakeover:
         """Wait until no former leader can answer reads any more: until all leases have ended, or until the end of the
         process that has made the last ledger is proven. Leaders before that process had no lease when it listed the
         ledger. Return True if the leases had to end."""
-        wait_s = listed.lease_wait_s()
-        until = max((each.fenced_at for each in taken), default=0.0) + wait_s
-        while (left_s := until - self._ports.clock.now()) > 0:
-            if self._deaths.is_proven(taken[-1].maker):
-                log.info("partition=%s the leader's process has ended, left_ms=%d", self._partition, left_s * 1000)
-                return False
+        if not taken:
+            return False
+        until = max(each.fenced_at for each in taken) + listed.lease_wait_s()
+        while not self._deaths.is_proven(taken[-1].maker):
+            left_s = until - self._ports.clock.now()
+            if left_s <= 0:
+                return True
             await wait_within(self._deaths.news, max(left_s, TIMER_MIN_S))
-        return bool(taken)
+        log.info("partition=%s the former leader's process has ended", self._partition)
+        return False
 
     # docs/protocol.md G24
     async def _checked_end(
