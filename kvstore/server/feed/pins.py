@@ -169,12 +169,12 @@ class PinKeeper:
                         given_back.add(partition)
         return data_pb2.UnpinResponse(partitions=sorted(given_back))
 
-    async def listed(self) -> data_pb2.PinsResponse:
+    async def listed(self, only: PartitionId | None = None) -> data_pb2.PinsResponse:
         """List the pins of every partition of the ring, including retired partitions, which stay in the ring only while
-        a pin holds their log. Raises MetadataError."""
+        a pin holds their log; or of one partition. Raises MetadataError."""
         response = data_pb2.PinsResponse()
         partitions = self._source.topology.ring.partitions
-        for partition in sorted(partitions):
+        for partition in sorted(partitions if only is None else partitions.keys() & {only}):
             found: dict[str, data_pb2.PinStatus] = {}
             is_retired = partitions[partition].state is PartitionState.RETIRED
             for name, pin in await self._pins.all(partition):
