@@ -154,7 +154,7 @@ class Balancer:
         while True:
             await self._env.beat.rest(tick_s * (1 + self._env.random.random() / 4))
             try:
-                await self._act()
+                await self.act()
             except (StoreError, ValueError) as error:
                 self._forget()
                 if repr(error) != self._failed:
@@ -169,7 +169,8 @@ class Balancer:
         self._last = None
 
     # docs/protocol.md H13
-    async def _act(self) -> None:
+    async def act(self) -> None:
+        """Observe once, and make the step that is due, if any. Raises StoreError, ValueError."""
         if self._node.id != self._balancing or self._node.store.state is not SessionState.CONNECTED:
             self._forget()
             return
