@@ -332,7 +332,7 @@ async def _serve(config: NodeConfig, secret: ClusterSecret, env: Env, process: P
             gateway = process.http.gateway = _gateway(node, authenticator)
             node.surveyor.snapshot, node.surveyor.disk = snapshots.statistics, partial(_disk_of, config.data_dir)
             process.http.dashboard = dashboard = Dashboard(
-                node.env.nursery, node.surveyor, node.ledger_survey, process.http.pages
+                node.env.clock, node.surveyor, node.ledger_survey, process.http.pages
             )
             dashboard.start()
         await stop.wait()
@@ -340,7 +340,7 @@ async def _serve(config: NodeConfig, secret: ClusterSecret, env: Env, process: P
         if gateway is not None:
             gateway.close()
         if process.http.dashboard is not None:
-            await process.http.dashboard.close()
+            process.http.dashboard.close()
             process.http.dashboard = None
         await snapshots.close()
 

@@ -15,7 +15,7 @@ _WINDOW = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
 
 
 class BalanceMode(StrEnum):
-    """What the balancer does with the steps that it finds."""
+    """The use that the balancer makes of the steps that it finds."""
 
     OFF = "off"
     """It observes nothing."""
@@ -31,7 +31,7 @@ class BalanceConfig:
     nodes alike."""
 
     mode: BalanceMode = BalanceMode.SUGGEST
-    """What is done about uneven load, disks and shares: `off`, `suggest` (reported only) or `auto` (steps are made)."""
+    """Use of the steps against uneven load, disks and shares: `off`, `suggest` (reported only) or `auto` (made)."""
     moves_per_hour: Annotated[int, between(1, MOVES_MAX)] = 12
     """Maximum number of steps within an hour. Each step moves one lead, one replica or one range. Once they are made,
     the balancer waits."""

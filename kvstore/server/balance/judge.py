@@ -1,5 +1,5 @@
-"""What every goal of the balancer asks: which partitions rest, and which steps would reverse an earlier one. Decides
-only."""
+"""Bounds that all goals of the balancer share: which partitions rest, and which steps would reverse an earlier one.
+Decides only."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ WORK_MIN = 200.0
 """... and from this much work per second above the mean. Smaller differences cost nothing and are mostly chance."""
 GAIN = 0.1
 """A step must lower the work of the busier of its two servers by at least this part of the mean. Without a minimum,
-steps of nearly equal outcome would follow each other for ever."""
+steps of nearly equal outcome would follow each other forever."""
 
 
 class Verdict(NamedTuple):
-    """What a goal found: the best step, or why there is none."""
+    """The finding of a goal: the best step, or why there is none."""
 
     step: Step | None
     text: str

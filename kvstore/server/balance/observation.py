@@ -1,4 +1,4 @@
-"""What the balancer knows of the cluster at one moment: values that a plan is a function of. Decides only."""
+"""The balancer's knowledge of the cluster at one moment: the values of which a plan is a function. Decides only."""
 
 from __future__ import annotations
 

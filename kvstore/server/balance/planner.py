@@ -34,7 +34,7 @@ class Plan:
     waits: tuple[str, ...]
     """Reasons why the step is not made now."""
     notes: tuple[tuple[Goal, str], ...]
-    """What each goal found, in the order in which the goals were asked."""
+    """The finding of each goal, in the order in which the goals were asked."""
     budget_left: int
 
     @property

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Goal(StrEnum):
-    """What a step improves."""
+    """The purpose of a step: the state that it improves."""
 
     LEADS = "leads"
     """The leaders' work is even between servers."""
@@ -52,7 +52,7 @@ class Step:
 
     @property
     def cause(self) -> tuple[Goal, str]:
-        """What must last until a step is made: the goal and the overloaded side. The best step against one overload may
+        """The imbalance that must last until a step is made: the goal and the overloaded side. The best step against one overload may
         be another one at each observation."""
         return self.goal, self.source
 

@@ -33,7 +33,7 @@ from kvstore.server.http.metrics import Statistics, metrics_of
 from kvstore.server.http.own_names import check_name
 from kvstore.server.ui.dashboard import Dashboard
 from kvstore.server.ui.node import node_page_of
-from kvstore.server.ui.pages import HEADERS, Pages
+from kvstore.server.ui.pages import FILES, HEADERS, Pages
 
 CONNECTIONS_MAX = 4096
 """Maximum number of connections. For one more, an idle connection is closed: the one that has been idle longest, of
@@ -127,13 +127,13 @@ class HttpListener:
             "/readyz": self._readyz,
             "/metrics": self._metrics,
             "/ui/node": self._ui_node,
-            "/ui/ui.css": self._ui_file,
-            "/ui/ui.js": self._ui_file,
+            **dict.fromkeys((f"/ui/{name}" for name in FILES), self._ui_file),
         }
         self._parts_of_ui: dict[str, Callable[[Dashboard, HttpRequest], Awaitable[HttpResponse | None]]] = {
             "/ui": self._ui,
             "/ui/ledgers": self._ui_ledgers,
             "/ui/live": self._ui_live,
+            "/ui/series": self._ui_series,
         }
         self._accepted_names: set[tuple[str | None, str]] = set()
         """Host names, each with the address of its client, that were checked."""
@@ -232,8 +232,11 @@ class HttpListener:
         self._note_refused(request, error)
         return text_response(f"403: {error}\n", 403)
 
-    async def _ui(self, dashboard: Dashboard, _: HttpRequest) -> HttpResponse:
-        return await dashboard.page()
+    async def _ui(self, dashboard: Dashboard, request: HttpRequest) -> HttpResponse:
+        return await dashboard.page(request)
+
+    async def _ui_series(self, dashboard: Dashboard, request: HttpRequest) -> HttpResponse:
+        return dashboard.series(request)
 
     async def _ui_ledgers(self, dashboard: Dashboard, request: HttpRequest) -> HttpResponse:
         partition = request.parameter("partition")

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from kvstore.proto.admin_pb2 import LedgersResponse, LedgerStatus
-from kvstore.server.ui.view import Cell, table
+from kvstore.server.ui.cells import Cell, table
 from kvstore.server.ui.words import count, size
 
 NEWEST = 500

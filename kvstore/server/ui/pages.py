@@ -21,7 +21,16 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-TEMPLATES = ("page.html", "ledgers.html", "node.html", "parts.html")
+TEMPLATES = ("base.html", "page.html", "ledgers.html", "node.html", "parts.html")
+FILES = {
+    "ui.css": "ui.css",
+    "ui.js": "ui.js",
+    "uplot.css": "uplot/uplot.css",
+    "uplot.js": "uplot/uplot.js",
+}
+"""The files that pages load, and where they are."""
+MENU: tuple[tuple[str, str], ...] = ()
+"""The pages that every page links to, with their labels."""
 
 
 class Pages:
@@ -29,7 +38,7 @@ class Pages:
 
     def __init__(self) -> None:
         folder = resources.files(__package__) / "files"
-        self._files = {name: (folder / name).read_text("utf-8") for name in ("ui.css", "ui.js")}
+        self._files = {name: (folder / path).read_text("utf-8") for name, path in FILES.items()}
         strict = jinja2.Environment(
             autoescape=True,
             undefined=jinja2.StrictUndefined,
@@ -37,14 +46,15 @@ class Pages:
             trim_blocks=True,
         )
         strict.filters["parts"] = parts
+        strict.globals["menu"] = MENU
         self._templates = {name: strict.get_template(name) for name in TEMPLATES}
 
     def html(self, name: str, context: Mapping[str, Any], *, status: int = 200) -> HttpResponse:
         """Return the page that a template makes of `context`."""
-        text = self._templates[name].render(context)
+        text = self._templates[name].render({"page": "", "server": "", **context})
         return HttpResponse(status, text.encode(), HEADERS, "text/html; charset=utf-8")
 
     def file(self, name: str) -> HttpResponse:
-        """Return `ui.css` or `ui.js`."""
+        """Return one of FILES."""
         kind = "text/css" if name.endswith(".css") else "text/javascript"
         return HttpResponse(200, self._files[name].encode(), HEADERS, f"{kind}; charset=utf-8")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 KEY_LENGTH_MAX = 60
 
 
@@ -34,6 +36,18 @@ def took(seconds: float) -> str:
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} µs"
     return f"{seconds * 1e3:.1f} ms" if seconds < 0.01 else f"{seconds * 1e3:,.0f} ms"
+
+
+def share(part: float) -> str:
+    """Return a share from 0 to 1 in percent. A share that is neither nothing nor everything is not rounded to it."""
+    if 0 < part < 0.01:
+        return "<1%"
+    return ">99%" if 0.99 < part < 1 else f"{part:.0%}"
+
+
+def date(ms: int) -> str:
+    """Return a time in milliseconds since 1970, to the second."""
+    return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def parts(text: str) -> list[tuple[str, bool]]:

@@ -11,14 +11,15 @@ import asyncio
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
 
 from kvstore.devcluster.zookeeper import free_port
 from kvstore.env.beat import Beat
+from kvstore.env.clock import SystemClock
 from kvstore.env.events import wait_within
-from kvstore.env.nursery import TaskNursery
 from kvstore.env.transport import TcpTransport
 from kvstore.meta.registration import RegisteredBookies
 from kvstore.proto.admin_pb2 import ClusterReport, LedgersResponse, NodeReport
@@ -69,8 +70,7 @@ class Made:
         self._told = [report_of(server, partitions).SerializeToString() for server in SERVERS]
         self._bookies = RegisteredBookies({BookieId(f"{each}-0123456789ab"): f"{each}:3181" for each in SERVERS}, {})
 
-    def own(self) -> NodeReport:
-        return NodeReport.FromString(self._told[0])
+        self.watcher: Callable[[ClusterReport], None] | None = None
 
     async def take(self) -> ClusterReport:
         reports = {server: NodeReport.FromString(told) for server, told in zip(SERVERS, self._told, strict=True)}
@@ -84,9 +84,9 @@ class Made:
 
 async def serve(partitions: int, loads: int, open_s: float) -> list[str]:
     """Return lines of figures."""
-    address, nursery = f"127.0.0.1:{free_port()}", TaskNursery("measure")
+    address = f"127.0.0.1:{free_port()}"
     listener, made = HttpListener(Shown(), TcpTransport(), Beat()), Made(partitions)
-    listener.dashboard = Dashboard(nursery, made, made, listener.pages)
+    listener.dashboard = Dashboard(SystemClock(), made, made, listener.pages)
     listener.dashboard.start()
     await listener.open(address)
     url = f"http://{address}/ui"
@@ -98,9 +98,8 @@ async def serve(partitions: int, loads: int, open_s: float) -> list[str]:
             *await browsed(url, loads),
         ]
     finally:
-        await listener.dashboard.close()
+        listener.dashboard.close()
         await listener.close()
-        await nursery.close()
 
 
 async def pages(url: str, loads: int) -> list[str]:
