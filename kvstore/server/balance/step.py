@@ -52,8 +52,8 @@ class Step:
 
     @property
     def cause(self) -> tuple[Goal, str]:
-        """The imbalance that must last until a step is made: the goal and the overloaded side. The best step against one overload may
-        be another one at each observation."""
+        """The imbalance that must last until a step is made: the goal and the overloaded side. The best step against
+        one overload may be another one at each observation."""
         return self.goal, self.source
 
     def __str__(self) -> str:
