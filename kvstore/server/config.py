@@ -19,7 +19,7 @@ from kvstore.meta.address import MetadataKind, address_fault, parse
 from kvstore.meta.login import Acl, Mechanism, MetadataLogin, metadata_login
 from kvstore.partition.config import PartitionConfig
 from kvstore.ranges import BYTES_MAX, COUNT_MAX, MS_MAX, SECONDS_MAX, WrongSettings, between, range_faults
-from kvstore.server.balance.config import BalanceConfig
+from kvstore.server.balance_config import BalanceConfig
 from kvstore.server.tracing_config import TracingConfig
 from kvstore.wal.config import BookieKind, LogConfig
 

@@ -20,12 +20,12 @@ from kvstore.proto import admin_pb2
 from kvstore.proto.admin_pb2 import BalanceReport, BalanceResponse, BalanceStep, ClusterReport
 from kvstore.server.access.audit import CallAuthor
 from kvstore.server.access.changes import AdminChanges
-from kvstore.server.balance.config import BalanceConfig, BalanceMode
 from kvstore.server.balance.observation import Observation
 from kvstore.server.balance.planner import Patience, Plan, plan
 from kvstore.server.balance.record import BalanceRecord, Intent, Made, record_store
 from kvstore.server.balance.step import Goal, Step
 from kvstore.server.balance.survey import observation_of
+from kvstore.server.balance_config import BalanceConfig, BalanceMode
 from kvstore.server.cluster.topology import ClusterTopology
 from kvstore.server.load.load import PartitionLoad
 from kvstore.types import PartitionId, ServerId

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvstore.server.balance.config import BalanceConfig
 from kvstore.server.balance.record import BalanceRecord
 from kvstore.server.balance.step import Step
+from kvstore.server.balance_config import BalanceConfig
 
 HIGH = 1.25
 """A server is overloaded from this multiple of the mean work ..."""

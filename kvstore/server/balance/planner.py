@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvstore.server.balance import leads, ranges, replicas
-from kvstore.server.balance.config import BalanceConfig
 from kvstore.server.balance.judge import Judge, Verdict
 from kvstore.server.balance.observation import Observation
 from kvstore.server.balance.record import BalanceRecord
 from kvstore.server.balance.step import Goal, Step
+from kvstore.server.balance_config import BalanceConfig
 
 _GOALS = {
     Goal.LEADS: leads.find,

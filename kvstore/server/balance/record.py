@@ -16,8 +16,8 @@ from kvstore.errors import InvalidRequest
 from kvstore.meta import paths
 from kvstore.meta.store import MetadataStore
 from kvstore.meta.tables.table import TableKind, TableStore
-from kvstore.server.balance.config import MOVES_MAX, BalanceConfig
 from kvstore.server.balance.step import Goal, Step, reverses
+from kvstore.server.balance_config import MOVES_MAX, BalanceConfig
 
 HOUR_MS = 3_600_000
 COOLDOWN_SETTLES, BACK_SETTLES = 10, 60

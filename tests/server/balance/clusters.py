@@ -12,12 +12,12 @@ from random import Random
 from kvstore.loadtest.generator.choosers import Ranks
 from kvstore.ring import TOKENS, Ring, new_ring, plan, replicas
 from kvstore.ring.ring import PartitionState
-from kvstore.server.balance.config import BalanceConfig, BalanceMode
 from kvstore.server.balance.observation import Observation, ServerState
 from kvstore.server.balance.planner import Patience, Plan
 from kvstore.server.balance.planner import plan as next_plan
 from kvstore.server.balance.record import BalanceRecord, Intent, Made, applied
 from kvstore.server.balance.step import Goal, Step
+from kvstore.server.balance_config import BalanceConfig, BalanceMode
 from kvstore.server.load.load import HALF_LIFE_S, HotKey, PartitionLoad
 from kvstore.types import PartitionId, ServerId
 from tests.ring.rings import settle

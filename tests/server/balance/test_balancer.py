@@ -21,9 +21,9 @@ from kvstore.ring import Ring, new_ring, replicas
 from kvstore.server.access.audit import AuditLog
 from kvstore.server.access.changes import AdminChanges
 from kvstore.server.balance.balancer import Balancer
-from kvstore.server.balance.config import BalanceConfig, BalanceMode
 from kvstore.server.balance.record import record_store
 from kvstore.server.balance.survey import observation_of
+from kvstore.server.balance_config import BalanceConfig, BalanceMode
 from kvstore.server.cluster.topology import ClusterTopology, Member
 from kvstore.server.grpc.ring_admin import RingAdmin
 from kvstore.server.load.load import PartitionLoad

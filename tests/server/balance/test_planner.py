@@ -10,11 +10,11 @@ from random import Random
 import pytest
 
 from kvstore.ring import TOKENS, plan
-from kvstore.server.balance.config import BalanceConfig, BalanceMode
 from kvstore.server.balance.observation import ServerState
 from kvstore.server.balance.ranges import RANGES_MAX
 from kvstore.server.balance.record import BACK_SETTLES, COOLDOWN_SETTLES
 from kvstore.server.balance.step import Goal, Step, reverses
+from kvstore.server.balance_config import BalanceConfig, BalanceMode
 from kvstore.types import PartitionId, ServerId
 from tests.ring.rings import settle
 from tests.server.balance.clusters import AUTO, DATE_MS, Cluster, Key, cluster, uniform, zipfian

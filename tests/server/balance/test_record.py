@@ -8,9 +8,9 @@ from kvstore.errors import ConfigError, InvalidRequest, UndecodableNode
 from kvstore.meta import codec, paths
 from kvstore.meta.memory import MemoryStore
 from kvstore.ranges import WrongSettings
-from kvstore.server.balance.config import BalanceConfig
 from kvstore.server.balance.record import KIND, BalanceRecord, Intent, Made, applied, record_store
 from kvstore.server.balance.step import Goal, Step, reverses
+from kvstore.server.balance_config import BalanceConfig
 
 NOW = 1_700_000_000_000
 CONFIG = BalanceConfig(moves_per_hour=3, settle_s=60)

@@ -10,8 +10,8 @@ import pytest
 
 from kvstore.server.balance import judge, leads, ranges
 from kvstore.server.balance.balancer import Balancer
-from kvstore.server.balance.config import BalanceConfig, BalanceMode
 from kvstore.server.balance.step import Goal, Step
+from kvstore.server.balance_config import BalanceConfig, BalanceMode
 from tests.sim.moving.moves import LONG_PAUSE_S, Users, World, play
 from tests.sim.strikes.faults import Chaos
 from tests.sim.strikes.knobs import Knobs

@@ -12,7 +12,7 @@ from kvstore.bookie.config import BookieConfig
 from kvstore.namespaces import Namespace
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.range_delete import RANGE_KEYS_MAX
-from kvstore.server.balance.config import BalanceConfig, BalanceMode
+from kvstore.server.balance_config import BalanceConfig, BalanceMode
 from kvstore.types import Quorum
 from kvstore.wal.config import LogConfig
 from tests.sim.workloads import Load
