@@ -86,7 +86,7 @@ def _off_partition(seen: Observation, judge: Judge, server: ServerId, source: Pa
         )
         if judge.allows(step):
             return step
-    return f"no range of {source} can move: its load is in too few keys, or other partitions have moved not long ago"
+    return f"no range of {source} can move: its load is in too few keys or slots, or other partitions have moved not long ago"
 
 
 def _takers(seen: Observation, source: PartitionId) -> list[PartitionId]:
@@ -125,12 +125,13 @@ def _quiet_range(seen: Observation, source: PartitionId, target: PartitionId, to
     load would be too much for the target's server."""
     sampled = seen.loads[source].tokens if source in seen.loads else ()
     taker = seen.expected.get(target)
+    unit = seen.ring.hash.unit
     least = RANGE_MIN * TOKENS / len(seen.serving)
     found: list[tuple[float, int, int, float]] = []
     for span in seen.ring.ranges():
         if span.owner != source or span.start >= span.end:
             continue
-        first, last = span.start + 1, min(span.end, span.start + tokens)
+        first, last = span.start + 1, min(span.end, span.start + tokens // unit * unit)
         if (size := last - first + 1) >= least:
             count = bisect_right(sampled, last) - bisect_left(sampled, first)
             work = count / len(sampled) * seen.work(source) if sampled else seen.work(source)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from kvstore.ring import TOKENS, PartitionState, Ring, token_of
+from kvstore.ring import TOKENS, KeyHash, PartitionState, Ring
 from kvstore.types import PartitionId
 
 KEYS_MAX = 64
@@ -129,8 +129,8 @@ class TopKeys:
 class LoadTracker:
     """Tracks the load of one partition on behalf of its leader."""
 
-    def __init__(self, partition: PartitionId) -> None:
-        self._partition = partition
+    def __init__(self, partition: PartitionId, hash: KeyHash) -> None:
+        self._partition, self._hash = partition, hash
         self._keys = TopKeys()
         self._tokens: deque[int] = deque(maxlen=TOKENS_KEPT)
         self._last: tuple[float, float, float] | None = None
@@ -140,7 +140,7 @@ class LoadTracker:
         """Record sampled operations: the key of each, and the number of bytes that it writes (0 for a read)."""
         for key, written in keys:
             self._keys.add(key)
-            self._tokens.append(token_of(key))
+            self._tokens.append(self._hash.token_of(key))
             if written:
                 self._write_bytes += (written - self._write_bytes) / 64
 
@@ -242,7 +242,7 @@ def _range(ring: Ring, load: PartitionLoad, target: PartitionId, mean: float, ra
 
 def cut(ring: Ring, load: PartitionLoad, share: float) -> Cut | None:
     """Return the start of the partition's busiest range, with about `share` of its operations, or less if the range has
-    less. Return None if too few operations were sampled, or if each range begins with a key that has more."""
+    less. Return None if too few operations were sampled, or if each range begins with a key or slot that has more."""
     wanted = share * len(load.tokens)
     if wanted < 1:
         return None
@@ -251,10 +251,11 @@ def cut(ring: Ring, load: PartitionLoad, share: float) -> Cut | None:
     for tokens, span in sorted(parts, key=lambda part: (-len(part[0]), part[1].end)):
         first, last, count = (span.start + 1) % TOKENS, span.end, len(tokens)
         if count > wanted:
-            last = tokens[int(wanted) - 1]
+            unit = ring.hash.unit
+            last = tokens[int(wanted) - 1] // unit * unit + unit - 1
             count = bisect_right(tokens, last)
             if count > CUT_EXCESS * wanted:
-                last -= 1
+                last -= unit
                 count = bisect_right(tokens, last)
         if count and first <= last:
             return Cut(first, last, count / len(load.tokens))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from itertools import islice
 from typing import Any
 
 from kvstore.env import Env, Listener, Stream, StreamHandler
@@ -27,7 +28,7 @@ from kvstore.server.redis.connection import RespConnection
 from kvstore.server.redis.pipeline.inflight_limit import InflightLimit
 from kvstore.server.redis.pipeline.latency import CommandLatency
 from kvstore.server.redis.pipeline.reply_memory import CHECK_S, Holder, ReplyMemory
-from kvstore.server.redis.session import REDIS_VERSION, Facts
+from kvstore.server.redis.session import REDIS_VERSION, Facts, ShownClient
 from kvstore.server.redis.shared_answer import SharedAnswer
 from kvstore.server.routing.ask import ask
 from kvstore.server.routing.backend import Backend
@@ -307,6 +308,10 @@ class RespServer:
 
     def _describe_clients(self) -> bytes:
         return replies.bulk(b"".join(each.session.describe(each.address) for each in self._connections))
+
+    def shown_clients(self, most: int) -> list[ShownClient]:
+        """Return at most `most` of the open connections for the dashboard."""
+        return [each.session.shown(each.address) for each in islice(self._connections, most)]
 
     def facts(self) -> Facts:
         port = self._listener.address.rpartition(":")[2] if self._listener else "0"

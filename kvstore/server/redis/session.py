@@ -39,6 +39,19 @@ Facts = Mapping[str, Mapping[str, object]]
 """The content of INFO: sections of names and values."""
 
 
+class ShownClient(NamedTuple):
+    """A connection to the Redis port, as the dashboard shows it."""
+
+    id: int
+    address: str
+    name: bytes
+    user: str
+    """The user that the client has proven to be; empty if it has not authenticated."""
+    library: bytes
+    protocol: int
+    """2 or 3, the version of RESP."""
+
+
 class Transaction(NamedTuple):
     """The operations of EXEC, which take effect together, and their reply."""
 
@@ -210,6 +223,11 @@ class RespSession:
         if not ops:
             return Reply(replies.array(_shares(queued, [], FORMATS[self.protocol])))
         return Transaction(ops, _replier(queued, len(checks), self.protocol))
+
+    def shown(self, address: str) -> ShownClient:
+        """Return the connection as the dashboard shows it."""
+        user = self.identity.name if self.identity is not None else ""
+        return ShownClient(self.id, address, self.name, user, self.library[b"LIB-NAME"], self.protocol)
 
     def describe(self, address: str) -> bytes:
         """Return the connection in the form of CLIENT LIST."""

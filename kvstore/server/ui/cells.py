@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 
 class Cell(NamedTuple):
-    """A cell of a table. `tone`: its CSS class; `warn` and `bad` are only for what a finding names, so that the verdict
-    and the tables agree. `part`: a progress from 0 to 1. `live`: the name under which it is updated. `link`: another
-    page about its subject."""
+    """A cell of a table.
+
+    `tone` is its CSS class: `n` for numbers, `wrap` for long names without spaces, and `good`, `warn` or `bad`. `warn`
+    and `bad` are only for what a finding names, so that the verdict and the tables agree. `part` is a progress from 0
+    to 1. `live` is the name under which the cell is updated. `link` is another page about its subject. With `is_prose`,
+    text between backticks is code, which it is not in names that others choose.
+    """
 
     text: str
     tone: str = ""
     part: float | None = None
     live: str = ""
     link: str = ""
+    is_prose: bool = False
 
 
 class Fact(NamedTuple):
@@ -26,6 +31,7 @@ class Fact(NamedTuple):
     text: str
     tone: str = ""
     link: str = ""
+    is_prose: bool = False
 
 
 def table(name: str, title: str, columns: Sequence[str], rows: Iterable[list[Cell]], note: str = "") -> dict[str, Any]:
@@ -33,7 +39,8 @@ def table(name: str, title: str, columns: Sequence[str], rows: Iterable[list[Cel
     return {"id": name, "title": title, "columns": columns, "rows": list(rows), "note": note}
 
 
-def page_path(page: str, **parameters: str) -> str:
-    """Return the path of a page of the dashboard, with its parameters encoded."""
-    query = urlencode({name: value for name, value in parameters.items() if value})
+def page_path(page: str, **parameters: bytes | str) -> str:
+    """Return the path of a page of the dashboard, with its parameters encoded. Bytes are percent-encoded as they
+    are."""
+    query = urlencode({name: each for name, each in parameters.items() if each}, safe="", quote_via=quote)
     return f"/ui/{page}{'?' if query else ''}{query}"

@@ -10,14 +10,13 @@ import orjson
 
 from kvstore.env.events import wait_within
 from kvstore.env.ports import Clock
-from kvstore.errors import InvalidRequest, StoreError
 from kvstore.proto.admin_pb2 import ClusterReport
 from kvstore.rpc.http.messages import HttpRequest, HttpResponse, text_response
-from kvstore.server.status.ledger_survey import LedgerSurvey
 from kvstore.server.status.surveyor import Surveyor
 from kvstore.server.ui.charts import PERIODS, charts_of, period_note, series_body
+from kvstore.server.ui.details import DetailPages
 from kvstore.server.ui.history import ClusterHistory
-from kvstore.server.ui.ledgers import NEWEST, ledgers_page_of
+from kvstore.server.ui.key_pages import KeyPages
 from kvstore.server.ui.pages import HEADERS, Pages
 from kvstore.server.ui.view import live_of, page_of
 
@@ -46,10 +45,9 @@ class ShownPeriod(NamedTuple):
 class Dashboard:
     """Serves the dashboard of one node, from `start` to `close`."""
 
-    def __init__(self, clock: Clock, surveyor: Surveyor, ledgers: LedgerSurvey, pages: Pages) -> None:
-        self._clock, self._pages = clock, pages
-        self._surveyor, self._ledgers = surveyor, ledgers
-        self._turn = asyncio.Lock()
+    def __init__(self, clock: Clock, surveyor: Surveyor, pages: Pages, details: DetailPages, keys: KeyPages) -> None:
+        self._clock, self._surveyor, self._pages = clock, surveyor, pages
+        self.details, self.keys = details, keys
         self._closing = asyncio.Event()
         self._streams = 0
         self._history = ClusterHistory()
@@ -91,18 +89,6 @@ class Dashboard:
             body = series_body(samples, period, self._clock.date_ms() / 1000)
             made = self._made[period] = ShownPeriod(self._history.taken, charts_of(samples), body)
         return made
-
-    async def ledgers(self, partition: str) -> HttpResponse:
-        """Return the page with the ledgers of a partition's log. Only one such page is made at a time, for any
-        number of clients, because it reads the metadata of each ledger from the metadata store."""
-        try:
-            async with self._turn:
-                found = await self._ledgers.ledgers(partition, newest=NEWEST)
-        except InvalidRequest as error:
-            return text_response(f"404: {error}\n", 404, HEADERS)
-        except StoreError as error:
-            return text_response(f"503: {error}\n", 503, HEADERS)
-        return self._pages.html("ledgers.html", ledgers_page_of(found, partition, self._surveyor.own().id))
 
     async def live(self, request: HttpRequest, may_go_on: MayGoOn) -> HttpResponse | None:
         """Stream server-sent events until the page is closed, the node stops or the user loses the permission. A

@@ -13,7 +13,7 @@ from kvstore.server.ui.words import parts
 
 POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
 HEADERS = {
     "Content-Security-Policy": POLICY,
@@ -21,7 +21,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-TEMPLATES = ("base.html", "page.html", "ledgers.html", "node.html", "parts.html")
+TEMPLATES = ("base.html", "page.html", "detail.html", "keys.html", "node.html", "parts.html")
 FILES = {
     "ui.css": "ui.css",
     "ui.js": "ui.js",
@@ -29,7 +29,19 @@ FILES = {
     "uplot.js": "uplot/uplot.js",
 }
 """The files that pages load, and where they are."""
-MENU: tuple[tuple[str, str], ...] = ()
+DETAILS = ("ledgers", "partition", "bookie", "clients", "transactions", "snapshots", "slow", "users")
+"""The pages of kvstore.server.ui.details, below /ui/."""
+KEYS = ("keys", "key", "sessions")
+"""The pages of kvstore.server.ui.key_pages, below /ui/."""
+MENU = (
+    ("keys", "Keys"),
+    ("sessions", "Sessions and locks"),
+    ("clients", "Clients"),
+    ("transactions", "Transactions"),
+    ("snapshots", "Snapshots"),
+    ("slow", "Slow log"),
+    ("users", "Users and audit log"),
+)
 """The pages that every page links to, with their labels."""
 
 

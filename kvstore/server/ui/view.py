@@ -150,7 +150,7 @@ def hot_keys(partitions: Iterable[PartitionView]) -> dict[str, Any]:
     """Return the table of the keys with the most operations."""
     found = [(each.share, partition.id, each.key) for partition in partitions for each in partition.lead.hot_keys]
     rows = [
-        [Cell(key(raw)), Cell(partition), Cell(share(part), "n")]
+        [Cell(key(raw), "wrap"), Cell(partition), Cell(share(part), "n")]
         for part, partition, raw in sorted(found, key=lambda each: -each[0])[:HOT_KEYS_MAX]
     ]
     note = "" if rows else "No key has a noticeable share of its partition's operations."
@@ -315,7 +315,7 @@ def moves_of(report: ClusterReport, moves: Iterable[MoveView]) -> dict[str, Any]
             Cell(f"{move.copied:.0%}", part=move.copied) if move.HasField("copied") else Cell("?"),
             Cell(span(move.eta_s) if move.HasField("eta_s") else "unknown"),
             Cell(f"{move.attempt}", "n"),
-            Cell(move.stuck or _why_not_stuck(move, is_paused=ring.paused)),
+            Cell(move.stuck or _why_not_stuck(move, is_paused=ring.paused), is_prose=True),
         ]
         for move in moves
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-KEY_LENGTH_MAX = 60
+KEY_LENGTH_MAX, TEXT_LENGTH_MAX = 60, 200
 
 
 def count(number: int, noun: str) -> str:
@@ -59,7 +59,12 @@ def parts(text: str) -> list[tuple[str, bool]]:
 
 
 def key(raw: bytes) -> str:
-    """Return a key on one line, with unprintable characters escaped."""
+    """Return a key on one line, shortened to KEY_LENGTH_MAX characters."""
+    return text_of(raw, KEY_LENGTH_MAX)
+
+
+def text_of(raw: bytes, most: int = TEXT_LENGTH_MAX) -> str:
+    """Return bytes on one line, with unprintable characters escaped, shortened to `most` characters."""
     text = raw.decode("utf-8", "backslashreplace")
     shown = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
-    return shown if len(shown) <= KEY_LENGTH_MAX else shown[: KEY_LENGTH_MAX - 1] + "…"
+    return shown if len(shown) <= most else shown[: most - 1] + "…"

@@ -10,7 +10,7 @@ from itertools import accumulate
 from random import Random
 
 from kvstore.loadtest.generator.choosers import Ranks
-from kvstore.ring import TOKENS, Ring, new_ring, plan, replicas
+from kvstore.ring import MURMUR3, TOKENS, KeyHash, Ring, new_ring, plan, replicas
 from kvstore.ring.ring import PartitionState
 from kvstore.server.balance.observation import Observation, ServerState
 from kvstore.server.balance.planner import Patience, Plan
@@ -213,10 +213,11 @@ def cluster(
     partitions: int = 12,
     copies: int = 3,
     zones: Sequence[str] = ("",),
+    hash: KeyHash = MURMUR3,
 ) -> Cluster:
     """Return a cluster with an even ring."""
     states = {ServerId(f"n{i + 1}"): ServerState(zone=zones[i % len(zones)]) for i in range(servers)}
     placed = {server: state.zone for server, state in states.items()}
-    ring = new_ring([PartitionId(f"p{i + 1}") for i in range(partitions)], placed, copies)
+    ring = new_ring([PartitionId(f"p{i + 1}") for i in range(partitions)], placed, copies, hash)
     assert all(each.state is PartitionState.SERVING for each in ring.partitions.values())
     return Cluster(random, states, ring, keys)

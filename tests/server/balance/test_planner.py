@@ -9,7 +9,8 @@ from random import Random
 
 import pytest
 
-from kvstore.ring import TOKENS, plan
+from kvstore.ring import MURMUR3, TOKENS, KeyHash, plan
+from kvstore.ring.hashing import SLOTS_HASH
 from kvstore.server.balance.observation import ServerState
 from kvstore.server.balance.ranges import RANGES_MAX
 from kvstore.server.balance.record import BACK_SETTLES, COOLDOWN_SETTLES
@@ -90,10 +91,10 @@ def test_even_load_moves_nothing() -> None:
     assert not found.made
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_moving_load_keeps_budget_and_converges_when_it_stops(seed: int) -> None:
+@pytest.mark.parametrize(("seed", "hash"), [(0, MURMUR3), (1, SLOTS_HASH), (2, MURMUR3)])
+def test_moving_load_keeps_budget_and_converges_when_it_stops(seed: int, hash: KeyHash) -> None:
     random = Random(seed)
-    found = cluster(random, zipfian(400, random), partitions=10)
+    found = cluster(random, zipfian(400, random), partitions=10, hash=hash)
     found.config = replace(AUTO, moves_per_hour=12)
     for _ in range(36):
         found.keys = zipfian(400, random)  # other keys are hot every ten minutes
@@ -142,9 +143,10 @@ def test_one_hot_key_is_explained_and_not_chased() -> None:
     assert "which no move can split" in dict(found.last.notes)[Goal.LOAD]
 
 
-def test_hot_range_is_split_when_no_lead_helps() -> None:
+@pytest.mark.parametrize("hash", [MURMUR3, SLOTS_HASH])
+def test_hot_range_is_split_when_no_lead_helps(hash: KeyHash) -> None:
     random = Random(5)
-    found = cluster(random, uniform(100, random), servers=3, partitions=3)
+    found = cluster(random, uniform(100, random), servers=3, partitions=3, hash=hash)
     spans = [span for span in found.ring.ranges() if span.owner == "p2" and span.start < span.end]
     span = max(spans, key=lambda each: each.size)
     found.keys = [Key(random.randrange(span.start + 1, span.end), 1 / 400) for _ in range(400)]
@@ -169,9 +171,10 @@ def test_moves_of_load_and_of_shares_do_not_undo_each_other(seed: int) -> None:
     assert not [step for at, step in found.made if at > 6 * HOUR_S]
 
 
-def test_large_share_moves_to_small_ones_when_there_is_no_load() -> None:
+@pytest.mark.parametrize("hash", [MURMUR3, SLOTS_HASH])
+def test_large_share_moves_to_small_ones_when_there_is_no_load(hash: KeyHash) -> None:
     random = Random(6)
-    found = cluster(random, [], servers=3, partitions=4)
+    found = cluster(random, [], servers=3, partitions=4, hash=hash)
     found.ops_per_s, found.keys_stored = 0.0, 1_000_000
     for source in ("p2", "p3", "p4"):
         tokens = int(found.ring.shares()[PartitionId(source)] * TOKENS * 0.6)

@@ -28,9 +28,11 @@ from kvstore.server.cluster.topology import ClusterTopology, Member
 from kvstore.server.http.listener import HttpListener
 from kvstore.server.status.overview import ClusterSurvey, report_of_cluster
 from kvstore.server.ui.dashboard import Dashboard
+from kvstore.server.ui.details import DetailPages
 from kvstore.types import BookieId, PartitionId, ServerId
 from tests.browser import CHROMIUM, tab_of
 from tests.server.http.test_listener import Shown
+from tests.server.ui.made import made_details
 
 SERVERS = tuple(ServerId(f"n{number}") for number in (1, 2, 3))
 LOADED_MS = "performance.getEntriesByType('navigation')[0].loadEventEnd"
@@ -86,7 +88,9 @@ async def serve(partitions: int, loads: int, open_s: float) -> list[str]:
     """Return lines of figures."""
     address = f"127.0.0.1:{free_port()}"
     listener, made = HttpListener(Shown(), TcpTransport(), Beat()), Made(partitions)
-    listener.dashboard = Dashboard(SystemClock(), made, made, listener.pages)
+    listener.dashboard = Dashboard(
+        SystemClock(), made, listener.pages, DetailPages(made, made, made_details(), listener.pages), None
+    )
     listener.dashboard.start()
     await listener.open(address)
     url = f"http://{address}/ui"

@@ -21,9 +21,12 @@ from kvstore.rpc.http.messages import HttpRequest, HttpResponse
 from kvstore.server.http.listener import HttpListener
 from kvstore.server.ui import dashboard as module
 from kvstore.server.ui.dashboard import Dashboard
+from kvstore.server.ui.details import DetailPages
 from kvstore.server.ui.ledgers import NEWEST, ledgers_page_of
 from kvstore.server.ui.pages import FILES, POLICY
+from kvstore.server.ui.subjects import LEDGERS_SHOWN
 from tests.server.http.test_listener import Shown
+from tests.server.ui.made import made_details
 from tests.server.ui.test_view import Elements, judged, loaded
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -52,15 +55,22 @@ class Made:
         self.logs = {"p1": log_of(3)}
 
         self.watcher: Callable[[ClusterReport], None] | None = None
+        self.details = made_details()
 
     def own(self) -> NodeReport:
         return NodeReport(id="n1")
+
+    async def page(self, first: int) -> LedgersResponse:
+        response = LedgersResponse(ledgers=self.logs["p1"].ledgers)
+        if first == 0:
+            response.next = 2_001
+        return response
 
     async def take(self) -> ClusterReport:
         return self.report
 
     async def ledgers(self, partition: str = "", *, newest: int = 0) -> LedgersResponse:
-        assert newest == NEWEST
+        assert newest in (NEWEST, LEDGERS_SHOWN)
         if partition not in self.logs:
             raise InvalidRequest(f"no partition {partition}; want one of p1")
         return self.logs[partition]
@@ -88,7 +98,8 @@ class Opened:
 async def opened() -> AsyncIterator[Opened]:
     address = f"127.0.0.1:{free_port()}"
     listener, made = HttpListener(Shown(), TcpTransport(), Beat()), Made()
-    listener.dashboard = Dashboard(SystemClock(), made, made, listener.pages)
+    details = DetailPages(made, made, made.details, listener.pages)
+    listener.dashboard = Dashboard(SystemClock(), made, listener.pages, details, None)
     listener.dashboard.start()
     await listener.open(address)
     yield Opened(listener, made, f"http://{address}")
@@ -276,7 +287,7 @@ async def test_node_page_is_linked_and_has_what_a_screen_reader_needs(
 
 
 def ledger_rows(response: LedgersResponse) -> dict[str, list[str]]:
-    rows = ledgers_page_of(response, "p1", "n1")["ledgers"]["rows"]
+    rows = ledgers_page_of(response, "p1", "n1")["tables"][0]["rows"]
     return {row[0].text: [cell.text for cell in row[1:]] for row in rows}
 
 
@@ -310,10 +321,10 @@ async def test_ledgers_page_names_its_source_when_the_metadata_store_is_away(
 async def test_ledgers_page_needs_a_known_partition(opened: Opened) -> None:
     found = [(await fetch(f"{opened.url}/ui/ledgers{query}")) for query in ("", "?partition=p9")]
     assert [(answer.status, text) for answer, text in found] == [
-        (400, "400: expected ?partition=ID, for example p1, got none\n"),
+        (400, "400: expected ?partition=ID, for example p1, or ?bookie=ID, got none\n"),
         (404, "404: no partition p9; want one of p1\n"),
     ]
 
 
 def test_page_of_a_long_log_says_that_it_is_incomplete() -> None:
-    assert "only the last 500 are shown" in ledgers_page_of(log_of(NEWEST), "p1", "n1")["ledgers"]["note"]
+    assert "only the last 500 are shown" in ledgers_page_of(log_of(NEWEST), "p1", "n1")["tables"][0]["note"]
