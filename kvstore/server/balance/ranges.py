@@ -86,7 +86,7 @@ def _off_partition(seen: Observation, judge: Judge, server: ServerId, source: Pa
         )
         if judge.allows(step):
             return step
-    return f"no range of {source} can move: its load is in too few keys or slots, or other partitions have moved not long ago"
+    return f"no range of {source} can move: its load is in too few keys or slots, or others moved lately"
 
 
 def _takers(seen: Observation, source: PartitionId) -> list[PartitionId]:
