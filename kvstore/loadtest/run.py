@@ -24,8 +24,6 @@ from kvstore.loadtest.generator.options import Options, add_options, options_of,
 from kvstore.loadtest.generator.workloads import Draws
 from kvstore.standard_streams import prepare_standard_streams
 
-PRIORITY = -10
-"""Nice value of the processes that generate the load."""
 LOCUSTFILE = Path(__file__).parent / "locustfile.py"
 
 
@@ -85,10 +83,6 @@ def run_locust(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     # A separate session: a terminal's Ctrl-C reaches Locust only through us, and only once.
     process = subprocess.Popen(command, start_new_session=True, stdout=output, stderr=output)
-    # The load generator needs little processor time, but at once: on cores that it shares with the nodes, its own delay
-    # would otherwise count as theirs. Only root may do this.
-    with suppress(PermissionError, ProcessLookupError):
-        os.setpriority(os.PRIO_PROCESS, process.pid, PRIORITY)
     try:
         return process.wait()
     except KeyboardInterrupt:

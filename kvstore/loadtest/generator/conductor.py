@@ -154,7 +154,7 @@ class Conductor:
         cell = self.recorder.between(last - PROGRESS_S, last)
         seen = {
             "done_per_s": cell.done / PROGRESS_S,
-            "due_per_s": cell.due / PROGRESS_S,
+            "due_per_s": self._users * self.options.rate_per_user,  # cells count an operation as due once it has ended
             "p50_ms": cell.responses.get_value_at_percentile(50) / 1000,
             "p99_ms": cell.responses.get_value_at_percentile(99) / 1000,
             "errors": cell.errors,

@@ -20,9 +20,12 @@ def two_digits(value: float) -> str:
 def progress(at_s: float, seconds: float, warmup: float, seen: Mapping[str, Any]) -> str:
     """Return the line about the last seconds of a run that is in progress."""
     when = f"{at_s:.0f} of {seconds:g} s{' (warm-up)' if at_s < warmup else ''}"
+    times = "no operation that was due has ended"
+    if seen["p99_ms"]:
+        times = f"p50 {two_digits(seen['p50_ms'])} ms, p99 {two_digits(seen['p99_ms'])} ms"
     return (
-        f"loadtest: {when}: {two_digits(seen['done_per_s'])}/s of {two_digits(seen['due_per_s'])}/s due, "
-        f"p50 {two_digits(seen['p50_ms'])} ms, p99 {two_digits(seen['p99_ms'])} ms, {seen['errors']} errors"
+        f"loadtest: {when}: {two_digits(seen['done_per_s'])}/s of {two_digits(seen['due_per_s'])}/s due, {times}, "
+        f"{seen['errors']} errors"
     )
 
 

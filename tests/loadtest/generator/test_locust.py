@@ -147,7 +147,7 @@ def test_each_run_of_the_web_pages_is_reported_separately(cluster: Cluster, tmp_
             second = has_run("4", tmp_path / "report-2.json")
         finally:
             process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=30) == 0, "it stops at the first SIGTERM"
+            assert process.wait(timeout=30) in (0, 1, 3), "it stops at the first SIGTERM, with the code of its runs"
     assert [made["options"]["seconds"] for made in (first, second)] == [6, 4]
     assert all(made["total"]["done"] > 20 for made in (first, second)), "both have measured"
     assert all(made["total"]["wrong"] == 0 for made in (first, second))

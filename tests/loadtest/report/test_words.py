@@ -35,6 +35,8 @@ def test_progress_says_how_far_the_run_is_and_what_it_does() -> None:
     expected = "loadtest: 20 of 105 s: 250/s of 250/s due, p50 8.1 ms, p99 44 ms, 2 errors"
     assert progress(20.2, 105, 10, seen) == expected
     assert progress(9.9, 105, 10, seen).startswith("loadtest: 10 of 105 s (warm-up): ")
+    late = seen | {"p50_ms": 0.0, "p99_ms": 0.0}
+    assert progress(30, 105, 10, late).endswith("of 250/s due, no operation that was due has ended, 2 errors")
 
 
 @pytest.mark.parametrize(
