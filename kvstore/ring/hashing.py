@@ -108,7 +108,7 @@ def _slots_tokens_of(keys: list[bytes]) -> list[int]:
 MURMUR3 = KeyHash(KeyHashName.MURMUR3.value, _murmur3_token_of, _murmur3_tokens_of)
 """The token is the unsigned 32-bit murmur3 hash of the hash tag."""
 
-# docs/protocol.md H13
+# docs/protocol.md H14
 SLOTS_HASH = KeyHash(KeyHashName.SLOTS.value, _slots_token_of, _slots_tokens_of, 1 << _SLOT_BITS)
 """The first 14 bits of the token are the slot of the key in Redis Cluster, the other 18 bits are the first bits of
 murmur3 of the hash tag. A slot never has two owners."""

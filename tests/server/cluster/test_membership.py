@@ -176,7 +176,7 @@ async def test_undecodable_node_is_logged_once(world: World, caplog: pytest.LogC
     assert len([each for each in caplog.messages if "cannot decode" in each]) == 1
 
 
-# docs/protocol.md H13
+# docs/protocol.md H14
 async def test_ring_with_another_key_hash_is_passed_over(world: World, caplog: pytest.LogCaptureFixture) -> None:
     await world.other.create(paths.RING, codec.encode(RING))
     membership = world.membership(MemoryStore(world.tree))
