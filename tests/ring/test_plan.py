@@ -205,6 +205,14 @@ def test_large_range_moves_in_parts_of_a_32nd() -> None:
     assert len(settle(ring).tokens) == 2
 
 
+def test_parts_of_a_range_are_whole_slots() -> None:
+    both = {P1: Member(P1, ()), P2: Member(P2, ())}
+    whole = Ring(1, both, SortedDict({TOKENS - 1: P1}), hash=ring_of(1).hash)
+    ring = plan.shift(whole, P1, P2, TOKENS // 2 + SLOT)
+    assert len(ring.moves) == 17
+    assert sum(move.size for move in ring.moves.values()) == TOKENS // 2 + SLOT
+
+
 def test_moves_never_wrap_around() -> None:
     hash = ring_of(1).hash
     odd = Ring(1, {P1: Member(P1, ())}, SortedDict({6 * hash.unit - 1: P1}), hash=hash)
