@@ -23,7 +23,7 @@ from crc32c import crc32c
 
 from kvstore.env.real import best_syncs, end_process
 from kvstore.partition.state.engine_rocks import RocksEngine
-from kvstore.ring.hashing import token_of
+from kvstore.ring.hashing import MURMUR3
 
 PROCESSES = 3
 ENTRY_PUTS_MAX = 1_024
@@ -349,7 +349,7 @@ class Door(Connection):
         self.flush()
 
     def _put(self, key: bytes, value: bytes, number: int) -> None:
-        partition = token_of(key) % PROCESSES
+        partition = MURMUR3.token_of(key) % PROCESSES
         if partition == self._member.number:
             self._member.lead.put(key, value, self, number)
         elif (link := self._member.links.get(partition)) is not None:
@@ -358,7 +358,7 @@ class Door(Connection):
             self.answer(number, GONE)
 
     def _get(self, key: bytes, number: int) -> None:
-        partition = token_of(key) % PROCESSES
+        partition = MURMUR3.token_of(key) % PROCESSES
         if partition == self._member.number:
             self.answer(number, self._member.rows[partition].reply(key))
         elif (link := self._member.links.get(partition)) is not None:

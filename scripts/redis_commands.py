@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvstore.server.redis.commands.row import Command
 from kvstore.server.redis.commands.table import FAMILIES
 from kvstore.server.redis.commands.unsupported import UNSUPPORTED
-from kvstore.server.redis.gate import Need
+from kvstore.server.redis.gate import ChannelNeed, Need
 from scripts.pages import table
 
 HEAD = """# Redis commands
@@ -51,4 +51,7 @@ def _row(row: Command) -> tuple[str, ...]:
 def _needs(row: Command) -> str:
     if row.need is Need.OPERATIONS:
         return "read" if row.flag == "readonly" else "write"
-    return NEEDS[row.need] if isinstance(row.need, Need) else "depends on the subcommand"
+    if isinstance(row.need, Need):
+        return NEEDS[row.need]
+    need = row.need_of([b"", b"LIST", b""])
+    return f"{need.right} on the channels" if isinstance(need, ChannelNeed) else "depends on the subcommand"

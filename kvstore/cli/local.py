@@ -315,7 +315,8 @@ def _welcome(found: ClusterFile, data_dir: Path) -> str:
         [
             "",
             as_table(rows),
-            f"\n{store}; data and logs in {data_dir}; stop with: {kvstore} down{where}\n",
+            f"\nDashboard: {rows[0]['http']}/ui",
+            f"{store}; data and logs in {data_dir}; stop with: {kvstore} down{where}\n",
             *([] if folder is None else _how_to_get_in(folder, data_dir)),
             "Try:",
             f"  {kvstore} put{where} greeting hello && {kvstore} get{where} greeting",

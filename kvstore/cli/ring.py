@@ -16,7 +16,7 @@ from kvstore.cli.status.known import by_servers_or_store, from_store_or_servers
 from kvstore.errors import ConfigError, NoSuchNode, StoreError
 from kvstore.meta import paths
 from kvstore.partition.election.leader_znode import Claims
-from kvstore.ring import Ring, decode, token_of
+from kvstore.ring import Ring, decode, hash_named
 from kvstore.types import PartitionId, ServerId
 
 if TYPE_CHECKING:
@@ -112,19 +112,21 @@ def locate(
 ) -> None:
     """Show the token, the partition and the leader of a key"""
 
-    token = token_of(key.encode("utf-8", "surrogateescape"))
+    name = key.encode("utf-8", "surrogateescape")
 
     def ask(stub: AdminStub, timeout_s: float) -> dict[str, Any]:
         from kvstore.proto.admin_pb2 import RingRequest
 
         ring = stub.Ring(RingRequest(), timeout=timeout_s)
+        token = hash_named(ring.hash).token_of(name)
         # After the last token the ring begins again.
         owner = ring.partitions[ring.owners[bisect_left(ring.tokens, token) % len(ring.owners)]]
         return {"token": token, "partition": owner.id, "leader": owner.leader or None}
 
     async def read(tools: Tools) -> dict[str, Any]:
-        partition = (await read_ring(tools)).owner_of(token)
-        return {"token": token, "partition": partition, "leader": await _leader(tools, partition)}
+        ring = await read_ring(tools)
+        partition = ring.partition_of(name)
+        return {"token": ring.hash.token_of(name), "partition": partition, "leader": await _leader(tools, partition)}
 
     found = by_servers_or_store(cluster, ask, read)
     print(as_json(found) if json else as_table([found]))

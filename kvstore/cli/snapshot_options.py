@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
+
+from kvstore.cli.cluster import checked_path
 
 
 class Compression(StrEnum):
@@ -90,3 +93,12 @@ Upto = Annotated[
 Nice = Annotated[int, typer.Option("--nice", min=0, max=19, help="Niceness of Spark processes on this machine")]
 Rate = Annotated[float, typer.Option("--rate", min=0, help="Maximum MiB of records per second; 0 means no limit")]
 Examples = Annotated[int, typer.Option("--show", min=0, help="Maximum number of differing keys to show")]
+Daily = Annotated[int, typer.Option("--daily", min=0, help="Number of days of which to keep the newest snapshot")]
+Weekly = Annotated[int, typer.Option("--weekly", min=0, help="Number of weeks of which to keep the newest snapshot")]
+Monthly = Annotated[int, typer.Option("--monthly", min=0, help="Number of months of which to keep the newest snapshot")]
+MetricsFile = Annotated[
+    Path | None,
+    typer.Option(
+        callback=checked_path, help="Write the state of the directory to this file, *.prom, for node_exporter"
+    ),
+]

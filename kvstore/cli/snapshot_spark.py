@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvstore.cli.snapshot_options import SparkSetting
-from kvstore.cli.snapshot_tools import AUTO, HERE, NICENESS, NO_SPARK, SETTINGS, Bar, need_spark
+from kvstore.cli.snapshot_tools import AUTO, HERE, NICENESS, NO_SPARK, SETTINGS, Bar, give_way, need_spark
 from kvstore.errors import StoreError, Unavailable
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def with_tables(
     if runs_in_process(master, conf, is_small):
         from kvstore.spark.snapshots.local_tables import LocalTables
 
-        os.nice(niceness)
+        give_way(niceness)
         return job(LocalTables())
 
     def on_spark(session: SparkSession) -> T:

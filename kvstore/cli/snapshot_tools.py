@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import typer
 
 from kvstore.cli.cluster import ClusterOptions, Tools, with_tools
-from kvstore.cli.output import as_table
+from kvstore.cli.output import as_table, printable
 from kvstore.cli.snapshot_options import UpTo
 from kvstore.errors import ConfigError, Corrupted, InvalidRequest, StoreError, Unavailable
 from kvstore.extras import install_hint
@@ -23,7 +23,9 @@ from kvstore.extras import install_hint
 if TYPE_CHECKING:
     from kvstore.client.core.config import ClientConfig
     from kvstore.spark.snapshots.chains import Cut
+    from kvstore.spark.snapshots.inventory import Inventory
     from kvstore.spark.snapshots.manifest import Manifest
+    from kvstore.spark.snapshots.prune import PruneResult
     from kvstore.spark.snapshots.remote import Location
     from kvstore.spark.snapshots.runners import Runner
     from kvstore.spark.snapshots.store import SnapshotStore
@@ -83,9 +85,12 @@ def cluster_of(cluster: ClusterOptions) -> tuple[ClientConfig, str]:
     return config, with_tools(cluster, instance)
 
 
-def base_or_none(store: SnapshotStore, parent: str | None, instance: str, or_full: bool) -> Manifest | None:
+def base_or_none(
+    store: SnapshotStore, parent: str | None, instance: str, full_instead: Callable[[StoreError], None] | None
+) -> Manifest | None:
     """Return the snapshot that an incremental one of this cluster continues. Raises StoreError, including when that
-    snapshot is incomplete, because an incremental snapshot on top of it could never be restored."""
+    snapshot is incomplete, because an incremental snapshot on top of it could never be restored. With `full_instead`,
+    returns None if there is nothing to continue, and passes the reason to it."""
     from kvstore.spark.snapshots.store import newest_of
     from kvstore.spark.snapshots.usable import usable_chain
 
@@ -93,9 +98,9 @@ def base_or_none(store: SnapshotStore, parent: str | None, instance: str, or_ful
         name = parent or newest_of(store, instance).id
         base = usable_chain(store, store.load_chain(name), name)[-1]
     except (InvalidRequest, Corrupted) as error:
-        if not or_full:
+        if full_instead is None:
             raise
-        report_full_instead(error)
+        full_instead(error)
         return None
     if base.cluster != instance:
         raise InvalidRequest(
@@ -110,17 +115,22 @@ def how_to_continue(pin_minutes: int) -> str:
     return f"run the same command within {pin_minutes} minutes to continue"
 
 
-def report_full_instead(why: StoreError) -> None:
+def report(text: str) -> None:
+    """Report something that does not change the result of the command."""
+    print(f"kvstore: {text}", file=sys.stderr)
+
+
+def full_instead(why: StoreError, report: Callable[[str], None] = report) -> None:
     """Report that a full snapshot is taken instead."""
-    print(f"kvstore: taking a full snapshot instead: {why}", file=sys.stderr)
+    report(f"taking a full snapshot instead: {why}")
 
 
-def record(manifest: Manifest, folder: Location, cluster: ClusterOptions) -> None:
+def record(manifest: Manifest, folder: Location, cluster: ClusterOptions, report: Callable[[str], None]) -> None:
     """Record the snapshot in the metadata store, for the servers' snapshot age. An error does not affect the
     snapshot."""
     from kvstore.meta.snapshots import SnapshotRecord, record_snapshot
 
-    reporting_errors = SnapshotRecord(
+    recorded = SnapshotRecord(
         kind=manifest.kind,
         parent=manifest.parent,
         started_ms=manifest.started_ms,
@@ -131,19 +141,20 @@ def record(manifest: Manifest, folder: Location, cluster: ClusterOptions) -> Non
     )
 
     async def tell(tools: Tools) -> None:
-        await record_snapshot(tools.store, manifest.id, reporting_errors)
+        await record_snapshot(tools.store, manifest.id, recorded)
 
     try:
         with_tools(cluster, tell)
     except StoreError as error:
-        print(
-            f"kvstore: {folder} is complete, but could not be recorded in the cluster, so "
-            f"kvstore_process_snapshot_age_seconds does not include it: {error}",
-            file=sys.stderr,
+        report(
+            f"{folder} is complete, but could not be recorded in the cluster, so "
+            f"kvstore_process_snapshot_age_seconds does not include it: {error}"
         )
 
 
-def hold(cluster: ClientConfig, root: Location, hours: float, manifest: Manifest) -> None:
+def hold(
+    cluster: ClientConfig, root: Location, hours: float, report: Callable[[str], None], manifest: Manifest
+) -> None:
     """Retain the logs for the next incremental snapshot, unless `hours` is 0. An error does not affect the snapshot."""
     from kvstore.spark.snapshots.create import hold_for_next
 
@@ -152,10 +163,9 @@ def hold(cluster: ClientConfig, root: Location, hours: float, manifest: Manifest
     try:
         hold_for_next(cluster, root, manifest, hours)
     except StoreError as error:
-        print(
-            f"kvstore: snapshot {manifest.id} is complete, but its logs are not retained, so the next snapshot may "
-            f"have to be a full one: {error}",
-            file=sys.stderr,
+        report(
+            f"snapshot {manifest.id} is complete, but its logs are not retained, so the next snapshot may "
+            f"have to be a full one: {error}"
         )
 
 
@@ -207,8 +217,13 @@ def run_in_threads(job: Callable[[Runner], T], nice: int) -> T:
     """Run `job` with threads of this process, at niceness `nice`."""
     from kvstore.spark.snapshots.runners import ThreadRunner
 
-    os.nice(nice)
+    give_way(nice)
     return job(ThreadRunner())
+
+
+def give_way(nice: int) -> None:
+    """Give this process the niceness `nice`, unless it has a higher one. Idempotent."""
+    os.nice(max(0, nice - os.nice(0)))
 
 
 def is_small(chain: Sequence[Manifest], origin: tuple[ClientConfig, str] | None = None) -> bool:
@@ -306,6 +321,46 @@ def document(manifest: Manifest) -> dict[str, Any]:
         "ring_version": manifest.ring_version,
         "positions": {each.partition: each.sequence for each in manifest.partitions},
     }
+
+
+def inventory_document(found: Inventory) -> dict[str, Any]:
+    """Return the document of `list`."""
+    rows = [
+        {**(document(each.manifest) if each.manifest else {"id": each.id}), "state": each.state}
+        | {"legal_hold": each.legal_hold}
+        for each in found.snapshots
+    ]
+    return {"snapshots": rows, "unfinished": list(found.unfinished)}
+
+
+def inventory_text(found: Inventory, where: str) -> str:
+    """Return the table of `list`."""
+    rows = [
+        {**row, "legal_hold": row["legal_hold"] and printable(row["legal_hold"].encode())}
+        for row in inventory_document(found)["snapshots"]
+    ]
+    held = ("legal_hold",) if any(each.legal_hold for each in found.snapshots) else ()
+    columns = ("id", "kind", "parent", "taken", "rows", "bytes", *held, "state")
+    return as_table(rows, columns) if rows else f"no snapshots in {where}"
+
+
+def pruned_document(done: PruneResult) -> dict[str, Any]:
+    """Return the document of `prune`."""
+    return {
+        "removed": list(done.removed),
+        "remains": list(done.remains),
+        "busy": list(done.busy),
+        "kept": {name: list(tags) for name, tags in sorted(done.kept.items())},
+    }
+
+
+def report_busy(names: Sequence[str]) -> None:
+    """Report the snapshots that `prune` could not remove this time."""
+    for name in names:
+        print(
+            f"{name} is kept, because it is being restored, is under a legal hold, or another snapshot continues it",
+            file=sys.stderr,
+        )
 
 
 def sentence(manifest: Manifest) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,29 +11,30 @@ import typer
 
 from kvstore.cli import snapshot_tools as tools
 from kvstore.cli.cluster import LOCAL, ClusterOptions, Json
-from kvstore.cli.output import as_json, as_table
+from kvstore.cli.output import as_json
+from kvstore.cli.snapshot_nightly import nightly
 from kvstore.cli.snapshot_options import (
     At,
     Compression,
     Conf,
+    Daily,
     Examples,
     Master,
+    MetricsFile,
+    Monthly,
     Nice,
     Rate,
     SnapshotId,
-    SparkSetting,
     To,
     Upto,
+    Weekly,
     Where,
 )
-from kvstore.cli.snapshot_spark import in_session, runs_in_process, with_tables
-from kvstore.errors import Corrupted, InvalidRequest, StoreError
+from kvstore.cli.snapshot_spark import with_tables
+from kvstore.cli.snapshot_taking import Taker
+from kvstore.errors import Corrupted, InvalidRequest
 
 if TYPE_CHECKING:
-    from kvstore.spark.snapshots.manifest import Manifest
-    from kvstore.spark.snapshots.planning import SnapshotRequest
-    from kvstore.spark.snapshots.runners import Runner
-    from kvstore.spark.snapshots.store import SnapshotStore
     from kvstore.spark.snapshots.tables import Differences, Tables
 
 
@@ -48,10 +48,12 @@ def register(app: typer.Typer) -> None:
         name="snapshot", help="Take, verify and restore snapshots of the whole store in Parquet", no_args_is_help=True
     )
     branch.command("create")(create)
+    branch.command("nightly")(nightly)
     branch.command("list")(list_)
     branch.command("verify")(verify)
     branch.command("restore")(restore)
     branch.command("prune")(prune)
+    branch.command("legal-hold")(legal_hold)
     branch.command("diff")(diff)
     branch.command("delta")(delta)
     app.add_typer(branch)
@@ -94,50 +96,26 @@ def create(
     if or_full and (parent or not incremental):
         raise typer.BadParameter("expected together with --incremental, and without --parent", param_hint="--or-full")
     tools.need_spark("pyarrow")
-    from kvstore.spark.snapshots import create as job
-    from kvstore.spark.snapshots.planning import SnapshotRequest
-
     config, instance = tools.cluster_of(cluster)
-    wanted = SnapshotRequest(
-        cluster=config,
+    taker = Taker(
+        store=store,
+        cluster=cluster,
+        config=config,
         instance=instance,
-        parent=tools.base_or_none(store, parent, instance, or_full) if parent or incremental else None,
         compression=compression,
         split_bytes=int(split_mib * (1 << 20)),
-        pin_ttl_s=pin_minutes * 60.0,
+        pin_minutes=pin_minutes,
+        hold_hours=hold_hours,
         bytes_per_s=rate * (1 << 20),
+        master=master,
+        conf=conf,
+        nice=nice,
     )
     began = time.monotonic()
-    with tools.reporting_errors(tools.how_to_continue(pin_minutes)), tools.Bar() as progress:
-        hold = partial(tools.hold, config, store.root, hold_hours)
-        take = partial(_take, store, progress, hold, master, conf, nice)
-        manifest = job.or_full(take, wanted, tools.report_full_instead) if or_full else take(wanted)
+    manifest = taker.take(incremental=incremental, parent=parent, full_instead=tools.full_instead if or_full else None)
     folder, seconds = store.folder(manifest.id), round(time.monotonic() - began, 1)
-    tools.record(manifest, folder, cluster)
     document = {**tools.document(manifest), "path": str(folder), "seconds": seconds}
     print(as_json(document) if json else f"{folder}: {tools.sentence(manifest)}, {seconds} s")
-
-
-def _take(
-    store: SnapshotStore,
-    progress: tools.Bar,
-    published: Callable[[Manifest], None],
-    master: str,
-    conf: list[SparkSetting] | None,
-    nice: int,
-    wanted: SnapshotRequest,
-) -> Manifest:
-    """Take the snapshot with threads of this process if requested or faster, otherwise with Spark."""
-    from kvstore.spark.snapshots import create as job
-    from kvstore.spark.snapshots.runners import SparkRunner, is_small
-
-    def by(runner: Runner) -> Manifest:
-        return job.create(store, wanted, runner, progress, published)
-
-    if runs_in_process(master, conf, partial(is_small, wanted)):
-        return tools.run_in_threads(by, nice)
-    settings = tools.SETTINGS | tools.QUICK_START
-    return in_session(lambda session: by(SparkRunner(session)), master, conf, progress, nice, settings)
 
 
 def list_(
@@ -145,6 +123,7 @@ def list_(
     max_age_hours: Annotated[
         float | None, typer.Option(min=0, help="Exit with 1 unless the newest usable snapshot is at most this old")
     ] = None,
+    metrics_file: MetricsFile = None,
     json: Json = False,
 ) -> None:
     """List the snapshots of a directory, oldest first, and if each is usable.
@@ -152,32 +131,25 @@ def list_(
     A snapshot is usable if its files and those of the snapshots that it builds on exist with the right sizes. `verify`
     also reads them.
     """
-    from kvstore.spark.snapshots.chains import complete_until_ms, in_order
+    from kvstore.spark.snapshots.inventory import inventory_of
     from kvstore.spark.snapshots.places import store_at
-    from kvstore.spark.snapshots.usable import usable_chain
 
     store, _ = store_at(where)
-    readable, problems = store.load_readable()
-    rows: list[dict[str, Any]] = []
-    for manifest in in_order(readable):
-        try:
-            usable_chain(store, readable, manifest.id, problems)
-            state = "usable"
-        except StoreError as error:
-            state = str(error)
-        rows.append({**tools.document(manifest), "state": state})
-    rows += [{"id": name, "state": problem} for name, problem in sorted(problems.items())]
-    remains = [each.name for each in store.remains()]
+    found = inventory_of(store)
     if json:
-        print(as_json({"snapshots": rows, "unfinished": remains}))
+        print(as_json(tools.inventory_document(found)))
     else:
-        columns = ("id", "kind", "parent", "taken", "rows", "bytes", "state")
-        print(as_table(rows, columns) if rows else f"no snapshots in {where}")
-        for name in remains:
+        print(tools.inventory_text(found, where))
+        for name in found.unfinished:
             what = "once its driver has ended, continue it with `snapshot create` or remove it with `snapshot prune`"
             print(f"unfinished: {name}; {what}", file=sys.stderr)
+    if metrics_file is not None:
+        from kvstore.cli.snapshot_metrics import write_metrics
+
+        with tools.reporting_errors():
+            write_metrics(metrics_file, found)
     if max_age_hours is not None:
-        newest = max((complete_until_ms(readable[row["id"]]) for row in rows if row["state"] == "usable"), default=0)
+        newest = found.complete_until_ms or 0
         age_h = (time.time() - newest / 1000) / 3600
         if age_h < -CLOCKS_APART_H:
             raise InvalidRequest(
@@ -298,48 +270,70 @@ def restore(
 def prune(
     where: Where,
     keep: Annotated[int, typer.Option(min=0, help="Number of newest snapshots to keep")] = 0,
-    daily: Annotated[int, typer.Option(min=0, help="Number of days of which to keep the newest snapshot")] = 0,
-    weekly: Annotated[int, typer.Option(min=0, help="Number of weeks of which to keep the newest snapshot")] = 0,
+    daily: Daily = 0,
+    weekly: Weekly = 0,
+    monthly: Monthly = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed")] = False,
     json: Json = False,
 ) -> None:
     """Remove snapshots outside of the retention. Snapshots that kept ones build on stay, and so does the newest.
 
-    Unfinished work of killed jobs is also removed if nothing can continue it.
+    Snapshots under a legal hold stay, too. Unfinished work of killed jobs is removed if nothing can continue it.
     """
-    from kvstore.spark.snapshots.chains import SnapshotRetention, prunable
+    from kvstore.spark.snapshots import prune as job
+    from kvstore.spark.snapshots.chains import SnapshotRetention
     from kvstore.spark.snapshots.places import store_at
-    from kvstore.spark.snapshots.usable import usable_chain
 
-    if not (keep or daily or weekly):
+    if not (keep or daily or weekly or monthly):
         raise typer.BadParameter(
-            "expected at least one of these options with 1 or more", param_hint="--keep, --daily, --weekly"
+            "expected at least one of these options with 1 or more",
+            param_hint="--keep, --daily, --weekly, --monthly",
         )
+    retention = SnapshotRetention(newest=keep, days=daily, weeks=weekly, months=monthly)
     store, _ = store_at(where)
-    catalogue = store.load_all()
-    going = prunable(catalogue, SnapshotRetention(newest=keep, days=daily, weeks=weekly))
-    for name in sorted(catalogue.keys() - {each.id for each in going} if going else ()):
-        usable_chain(store, catalogue, name)  # kept snapshots must be complete before anything is removed
-    remains = store.stale_remains(time.time())
-    removed: list[str] = []
-    if not dry_run:
-        with tools.reporting_errors("run it again"), tools.Bar() as progress:
-            for number, manifest in enumerate(going):
-                progress("removing", number, len(going))
-                if store.remove(manifest.id):
-                    removed.append(manifest.id)
-                else:
-                    print(
-                        f"{manifest.id} is kept, because it is being restored or another snapshot continues it",
-                        file=sys.stderr,
-                    )
-            remains = store.remove_remains(remains)
-    names = [each.id for each in going] if dry_run else removed
+    with tools.reporting_errors("run it again"), tools.Bar() as progress:
+        done = job.prune(store, retention, progress, dry_run=dry_run)
+    tools.report_busy(done.busy)
     if json:
-        print(as_json({"removed": names, "remains": [each.name for each in remains], "dry_run": dry_run}))
+        print(as_json({**tools.pruned_document(done), "dry_run": dry_run}))
     else:
         verb = "would remove" if dry_run else "removed"
-        print("\n".join([f"{verb} {name}" for name in [*names, *(each.name for each in remains)]] or ["nothing to do"]))
+        print("\n".join([f"{verb} {name}" for name in [*done.removed, *done.remains]] or ["nothing to do"]))
+        if dry_run:
+            print("\n".join(f"would keep {name}: {', '.join(tags)}" for name, tags in sorted(done.kept.items())))
+
+
+def legal_hold(
+    where: Where,
+    wanted: Annotated[str, typer.Argument(metavar="ID", help="Id of the snapshot")],
+    reason: Annotated[str | None, typer.Option(help="Why it must stay, for example the number of a case")] = None,
+    release: Annotated[bool, typer.Option("--release", help="End the hold")] = False,
+    json: Json = False,
+) -> None:
+    """Keep a snapshot, and those that it builds on, whatever the retention of prune says, until the hold is released"""
+    from kvstore.spark.snapshots.chains import chain_of
+    from kvstore.spark.snapshots.legal_holds import REASON_MAX, LegalHold
+    from kvstore.spark.snapshots.places import store_at
+
+    if release == (reason is not None):
+        raise typer.BadParameter("expected --reason or --release, and not both", param_hint="--reason, --release")
+    if reason is not None and not 1 <= len(reason) <= REASON_MAX:
+        raise typer.BadParameter(f"expected 1 to {REASON_MAX} characters, got {len(reason)}", param_hint="--reason")
+    store, _ = store_at(where)
+    with tools.reporting_errors("run it again"):
+        if reason is None:
+            if not store.release_hold(wanted):
+                raise InvalidRequest(f"snapshot {wanted} in {store.root} is not under a legal hold")
+            stays = []
+        else:
+            store.hold(wanted, LegalHold(reason=reason, placed_ms=time.time_ns() // 1_000_000))
+            stays = [each.id for each in chain_of(store.load_chain(wanted), wanted)]
+    if json:
+        print(as_json({"id": wanted, "legal_hold": reason, "kept": stays}))
+    elif reason is None:
+        print(f"{wanted}: released from its legal hold")
+    else:
+        print(f"{wanted}: under a legal hold ({reason}); prune keeps {', '.join(stays)}")
 
 
 def diff(

@@ -62,6 +62,21 @@ async def forget_snapshot(store: MetadataStore, snapshot: str) -> None:
     await until_known(delete)
 
 
+async def all_snapshots(store: MetadataStore) -> list[tuple[str, SnapshotRecord]]:
+    """Return the id and the record of every snapshot, oldest first. Records that this version cannot read are left
+    out. Raises MetadataError."""
+    try:
+        names = await store.children(paths.SNAPSHOTS)
+    except NoSuchNode:
+        return []
+    found = []
+    for name in names[-KEPT_MAX:]:
+        with suppress(NoSuchNode, UndecodableNode):
+            data, _ = await store.get(paths.snapshot(name))
+            found.append((name, codec.decode(SnapshotRecord, data, what=paths.snapshot(name))))
+    return found
+
+
 async def last_snapshot_or_none(store: MetadataStore) -> SnapshotRecord | None:
     """Return the record of the most recently started snapshot, or None if there are no records. Raises
     MetadataError."""

@@ -53,6 +53,7 @@ from kvstore.partition.state.traits import KEYLESS
 from kvstore.partition.transactions.ports import Participants
 from kvstore.partition.versioning import Versioning
 from kvstore.ring import Rings
+from kvstore.ring.hashing import MURMUR3
 from kvstore.types import LedgerMetadata, PartitionId, Seq, ServerId
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.pins import Pins
@@ -96,7 +97,8 @@ class Partition:
         self._replicas = replicas
         turns = turns or HandoverTurns()
         self._claims = Claims(store, partition, server)
-        self.state = ReplicaState(partition, engine, config, known_versions.can)
+        hash = MURMUR3 if rings is None else rings.ring.hash
+        self.state = ReplicaState(partition, engine, config, known_versions.can, hash)
         self._trials = Investigations(env, partition, server, peers, self.state, replicas, self._claims.trusted)
         self._tail = Tail(partition, self.state, logs, self._install_snapshot)
         self._replica = Replica(

@@ -935,7 +935,10 @@ class RingResponse(_message.Message):
     PARTITIONS_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     OWNERS_FIELD_NUMBER: _builtins.int
+    HASH_FIELD_NUMBER: _builtins.int
     version: _builtins.int
+    hash: _builtins.str
+    """The cluster's key hash: murmur3 (also if empty) or slots."""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___RingPartition]: ...
     @_builtins.property
@@ -949,10 +952,11 @@ class RingResponse(_message.Message):
         partitions: _abc.Iterable[Global___RingPartition] | None = ...,
         tokens: _abc.Iterable[_builtins.int] | None = ...,
         owners: _abc.Iterable[_builtins.int] | None = ...,
+        hash: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["owners", b"owners", "partitions", b"partitions", "tokens", b"tokens", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hash", b"hash", "owners", b"owners", "partitions", b"partitions", "tokens", b"tokens", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

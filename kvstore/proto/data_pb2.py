@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18kvstore/proto/data.proto\x12\nkvstore.v1\"b\n\nPinRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06ttl_ms\x18\x02 \x01(\x04\x12\x12\n\npartitions\x18\x03 \x03(\t\x12\x13\n\x0bsplit_bytes\x18\x04 \x01(\x04\x12\x0f\n\x07\x63luster\x18\x05 \x01(\t\"u\n\x0bPinResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x02 \x01(\x04\x12\x14\n\x0cring_version\x18\x03 \x01(\x04\x12/\n\npartitions\x18\x04 \x03(\x0b\x32\x1b.kvstore.v1.PinnedPartition\"\x97\x02\n\x0fPinnedPartition\x12\x11\n\tpartition\x18\x01 \x01(\t\x12\x0e\n\x06ledger\x18\x02 \x01(\x03\x12\r\n\x05\x65ntry\x18\x03 \x01(\x03\x12\x10\n\x08sequence\x18\x04 \x01(\x04\x12\x0f\n\x07time_ms\x18\x05 \x01(\x04\x12\x14\n\x0c\x66irst_tokens\x18\x06 \x03(\x07\x12\x13\n\x0blast_tokens\x18\x07 \x03(\x07\x12+\n\x08replicas\x18\x08 \x03(\x0b\x32\x19.kvstore.v1.PinnedReplica\x12\x0c\n\x04rows\x18\t \x01(\x04\x12\r\n\x05\x62ytes\x18\n \x01(\x04\x12\x14\n\x0csplit_tokens\x18\x0b \x03(\x07\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x0c \x01(\x04\x12\x0f\n\x07intents\x18\r \x01(\x04\"-\n\rPinnedReplica\x12\x0e\n\x06server\x18\x01 \x01(\t\x12\x0c\n\x04grpc\x18\x02 \x01(\t\"O\n\x0cRenewRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06ttl_ms\x18\x02 \x01(\x04\x12\x12\n\npartitions\x18\x03 \x03(\t\x12\x0f\n\x07\x63luster\x18\x04 \x01(\t\"8\n\rRenewResponse\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x01 \x01(\x04\x12\x12\n\npartitions\x18\x02 \x03(\t\"\x1a\n\x0cUnpinRequest\x12\n\n\x02id\x18\x01 \x01(\t\"#\n\rUnpinResponse\x12\x12\n\npartitions\x18\x01 \x03(\t\"\r\n\x0bPinsRequest\"3\n\x0cPinsResponse\x12#\n\x04pins\x18\x01 \x03(\x0b\x32\x15.kvstore.v1.PinStatus\"\xe3\x01\n\tPinStatus\x12\x11\n\tpartition\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\x13\n\x06ledger\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x04 \x01(\x04\x12\x1c\n\x0fposition_ledger\x18\x05 \x01(\x03H\x01\x88\x01\x01\x12\x1b\n\x0eposition_entry\x18\x06 \x01(\x03H\x02\x88\x01\x01\x12\x0f\n\x07servers\x18\x07 \x03(\t\x12\x0f\n\x07retired\x18\x08 \x01(\x08\x42\t\n\x07_ledgerB\x12\n\x10_position_ledgerB\x11\n\x0f_position_entry\"\x8b\x02\n\x11ReadPinnedRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\t\x12\x0e\n\x06ledger\x18\x03 \x01(\x03\x12\r\n\x05\x65ntry\x18\x04 \x01(\x03\x12\x18\n\x0b\x66irst_token\x18\x05 \x01(\x07H\x00\x88\x01\x01\x12\x17\n\nlast_token\x18\x06 \x01(\x07H\x01\x88\x01\x01\x12\r\n\x05start\x18\x07 \x01(\x0c\x12\x0b\n\x03\x65nd\x18\x08 \x01(\x0c\x12\r\n\x05\x61\x66ter\x18\t \x01(\x0c\x12\x11\n\tkeys_only\x18\n \x01(\x08\x12\x12\n\npage_bytes\x18\x0b \x01(\r\x12\x14\n\x0cintents_only\x18\x0c \x01(\x08\x42\x0e\n\x0c_first_tokenB\r\n\x0b_last_token\"\x9e\x01\n\nPinnedPage\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\x0c\n\x04keys\x18\x03 \x01(\x0c\x12\x13\n\x0bkey_lengths\x18\x04 \x01(\x0c\x12\x0c\n\x04rows\x18\x05 \x01(\x0c\x12\x13\n\x0brow_lengths\x18\x06 \x01(\x0c\x12\x0f\n\x07time_ms\x18\x07 \x01(\x04\x12\x0c\n\x04last\x18\x08 \x01(\x0c\x12\x0c\n\x04\x65nds\x18\t \x01(\x08\x32\xbc\x02\n\x04\x44\x61ta\x12\x36\n\x03Pin\x12\x16.kvstore.v1.PinRequest\x1a\x17.kvstore.v1.PinResponse\x12<\n\x05Renew\x12\x18.kvstore.v1.RenewRequest\x1a\x19.kvstore.v1.RenewResponse\x12<\n\x05Unpin\x12\x18.kvstore.v1.UnpinRequest\x1a\x19.kvstore.v1.UnpinResponse\x12\x39\n\x04Pins\x12\x17.kvstore.v1.PinsRequest\x1a\x18.kvstore.v1.PinsResponse\x12\x45\n\nReadPinned\x12\x1d.kvstore.v1.ReadPinnedRequest\x1a\x16.kvstore.v1.PinnedPage0\x01\x42R\n\x17io.github.kvstorelog.v1P\x01Z5github.com/kvstore-log/kvstore-go/kvstorev1;kvstorev1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18kvstore/proto/data.proto\x12\nkvstore.v1\"r\n\nPinRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06ttl_ms\x18\x02 \x01(\x04\x12\x12\n\npartitions\x18\x03 \x03(\t\x12\x13\n\x0bsplit_bytes\x18\x04 \x01(\x04\x12\x0f\n\x07\x63luster\x18\x05 \x01(\t\x12\x0e\n\x06hashes\x18\x06 \x03(\t\"\x83\x01\n\x0bPinResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x02 \x01(\x04\x12\x14\n\x0cring_version\x18\x03 \x01(\x04\x12/\n\npartitions\x18\x04 \x03(\x0b\x32\x1b.kvstore.v1.PinnedPartition\x12\x0c\n\x04hash\x18\x05 \x01(\t\"\x97\x02\n\x0fPinnedPartition\x12\x11\n\tpartition\x18\x01 \x01(\t\x12\x0e\n\x06ledger\x18\x02 \x01(\x03\x12\r\n\x05\x65ntry\x18\x03 \x01(\x03\x12\x10\n\x08sequence\x18\x04 \x01(\x04\x12\x0f\n\x07time_ms\x18\x05 \x01(\x04\x12\x14\n\x0c\x66irst_tokens\x18\x06 \x03(\x07\x12\x13\n\x0blast_tokens\x18\x07 \x03(\x07\x12+\n\x08replicas\x18\x08 \x03(\x0b\x32\x19.kvstore.v1.PinnedReplica\x12\x0c\n\x04rows\x18\t \x01(\x04\x12\r\n\x05\x62ytes\x18\n \x01(\x04\x12\x14\n\x0csplit_tokens\x18\x0b \x03(\x07\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x0c \x01(\x04\x12\x0f\n\x07intents\x18\r \x01(\x04\"-\n\rPinnedReplica\x12\x0e\n\x06server\x18\x01 \x01(\t\x12\x0c\n\x04grpc\x18\x02 \x01(\t\"O\n\x0cRenewRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06ttl_ms\x18\x02 \x01(\x04\x12\x12\n\npartitions\x18\x03 \x03(\t\x12\x0f\n\x07\x63luster\x18\x04 \x01(\t\"8\n\rRenewResponse\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x01 \x01(\x04\x12\x12\n\npartitions\x18\x02 \x03(\t\"\x1a\n\x0cUnpinRequest\x12\n\n\x02id\x18\x01 \x01(\t\"#\n\rUnpinResponse\x12\x12\n\npartitions\x18\x01 \x03(\t\"\r\n\x0bPinsRequest\"3\n\x0cPinsResponse\x12#\n\x04pins\x18\x01 \x03(\x0b\x32\x15.kvstore.v1.PinStatus\"\xe3\x01\n\tPinStatus\x12\x11\n\tpartition\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\x13\n\x06ledger\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x04 \x01(\x04\x12\x1c\n\x0fposition_ledger\x18\x05 \x01(\x03H\x01\x88\x01\x01\x12\x1b\n\x0eposition_entry\x18\x06 \x01(\x03H\x02\x88\x01\x01\x12\x0f\n\x07servers\x18\x07 \x03(\t\x12\x0f\n\x07retired\x18\x08 \x01(\x08\x42\t\n\x07_ledgerB\x12\n\x10_position_ledgerB\x11\n\x0f_position_entry\"\x8b\x02\n\x11ReadPinnedRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\t\x12\x0e\n\x06ledger\x18\x03 \x01(\x03\x12\r\n\x05\x65ntry\x18\x04 \x01(\x03\x12\x18\n\x0b\x66irst_token\x18\x05 \x01(\x07H\x00\x88\x01\x01\x12\x17\n\nlast_token\x18\x06 \x01(\x07H\x01\x88\x01\x01\x12\r\n\x05start\x18\x07 \x01(\x0c\x12\x0b\n\x03\x65nd\x18\x08 \x01(\x0c\x12\r\n\x05\x61\x66ter\x18\t \x01(\x0c\x12\x11\n\tkeys_only\x18\n \x01(\x08\x12\x12\n\npage_bytes\x18\x0b \x01(\r\x12\x14\n\x0cintents_only\x18\x0c \x01(\x08\x42\x0e\n\x0c_first_tokenB\r\n\x0b_last_token\"\x9e\x01\n\nPinnedPage\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\x0c\n\x04keys\x18\x03 \x01(\x0c\x12\x13\n\x0bkey_lengths\x18\x04 \x01(\x0c\x12\x0c\n\x04rows\x18\x05 \x01(\x0c\x12\x13\n\x0brow_lengths\x18\x06 \x01(\x0c\x12\x0f\n\x07time_ms\x18\x07 \x01(\x04\x12\x0c\n\x04last\x18\x08 \x01(\x0c\x12\x0c\n\x04\x65nds\x18\t \x01(\x08\x32\xbc\x02\n\x04\x44\x61ta\x12\x36\n\x03Pin\x12\x16.kvstore.v1.PinRequest\x1a\x17.kvstore.v1.PinResponse\x12<\n\x05Renew\x12\x18.kvstore.v1.RenewRequest\x1a\x19.kvstore.v1.RenewResponse\x12<\n\x05Unpin\x12\x18.kvstore.v1.UnpinRequest\x1a\x19.kvstore.v1.UnpinResponse\x12\x39\n\x04Pins\x12\x17.kvstore.v1.PinsRequest\x1a\x18.kvstore.v1.PinsResponse\x12\x45\n\nReadPinned\x12\x1d.kvstore.v1.ReadPinnedRequest\x1a\x16.kvstore.v1.PinnedPage0\x01\x42R\n\x17io.github.kvstorelog.v1P\x01Z5github.com/kvstore-log/kvstore-go/kvstorev1;kvstorev1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,31 +33,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\027io.github.kvstorelog.v1P\001Z5github.com/kvstore-log/kvstore-go/kvstorev1;kvstorev1'
   _globals['_PINREQUEST']._serialized_start=40
-  _globals['_PINREQUEST']._serialized_end=138
-  _globals['_PINRESPONSE']._serialized_start=140
-  _globals['_PINRESPONSE']._serialized_end=257
-  _globals['_PINNEDPARTITION']._serialized_start=260
-  _globals['_PINNEDPARTITION']._serialized_end=539
-  _globals['_PINNEDREPLICA']._serialized_start=541
-  _globals['_PINNEDREPLICA']._serialized_end=586
-  _globals['_RENEWREQUEST']._serialized_start=588
-  _globals['_RENEWREQUEST']._serialized_end=667
-  _globals['_RENEWRESPONSE']._serialized_start=669
-  _globals['_RENEWRESPONSE']._serialized_end=725
-  _globals['_UNPINREQUEST']._serialized_start=727
-  _globals['_UNPINREQUEST']._serialized_end=753
-  _globals['_UNPINRESPONSE']._serialized_start=755
-  _globals['_UNPINRESPONSE']._serialized_end=790
-  _globals['_PINSREQUEST']._serialized_start=792
-  _globals['_PINSREQUEST']._serialized_end=805
-  _globals['_PINSRESPONSE']._serialized_start=807
-  _globals['_PINSRESPONSE']._serialized_end=858
-  _globals['_PINSTATUS']._serialized_start=861
-  _globals['_PINSTATUS']._serialized_end=1088
-  _globals['_READPINNEDREQUEST']._serialized_start=1091
-  _globals['_READPINNEDREQUEST']._serialized_end=1358
-  _globals['_PINNEDPAGE']._serialized_start=1361
-  _globals['_PINNEDPAGE']._serialized_end=1519
-  _globals['_DATA']._serialized_start=1522
-  _globals['_DATA']._serialized_end=1838
+  _globals['_PINREQUEST']._serialized_end=154
+  _globals['_PINRESPONSE']._serialized_start=157
+  _globals['_PINRESPONSE']._serialized_end=288
+  _globals['_PINNEDPARTITION']._serialized_start=291
+  _globals['_PINNEDPARTITION']._serialized_end=570
+  _globals['_PINNEDREPLICA']._serialized_start=572
+  _globals['_PINNEDREPLICA']._serialized_end=617
+  _globals['_RENEWREQUEST']._serialized_start=619
+  _globals['_RENEWREQUEST']._serialized_end=698
+  _globals['_RENEWRESPONSE']._serialized_start=700
+  _globals['_RENEWRESPONSE']._serialized_end=756
+  _globals['_UNPINREQUEST']._serialized_start=758
+  _globals['_UNPINREQUEST']._serialized_end=784
+  _globals['_UNPINRESPONSE']._serialized_start=786
+  _globals['_UNPINRESPONSE']._serialized_end=821
+  _globals['_PINSREQUEST']._serialized_start=823
+  _globals['_PINSREQUEST']._serialized_end=836
+  _globals['_PINSRESPONSE']._serialized_start=838
+  _globals['_PINSRESPONSE']._serialized_end=889
+  _globals['_PINSTATUS']._serialized_start=892
+  _globals['_PINSTATUS']._serialized_end=1119
+  _globals['_READPINNEDREQUEST']._serialized_start=1122
+  _globals['_READPINNEDREQUEST']._serialized_end=1389
+  _globals['_PINNEDPAGE']._serialized_start=1392
+  _globals['_PINNEDPAGE']._serialized_end=1550
+  _globals['_DATA']._serialized_start=1553
+  _globals['_DATA']._serialized_end=1869
 # @@protoc_insertion_point(module_scope)

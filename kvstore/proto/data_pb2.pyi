@@ -31,6 +31,7 @@ class PinRequest(_message.Message):
     PARTITIONS_FIELD_NUMBER: _builtins.int
     SPLIT_BYTES_FIELD_NUMBER: _builtins.int
     CLUSTER_FIELD_NUMBER: _builtins.int
+    HASHES_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """1 to 64 characters: letters, digits, '-', '_', '.'. Chosen by the caller, so that the call can be repeated. Empty:
     the server chooses one.
@@ -49,6 +50,12 @@ class PinRequest(_message.Message):
         of them.
         """
 
+    @_builtins.property
+    def hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The key hashes that the caller can compute, besides murmur3. A server refuses with InvalidRequest if its cluster's is
+        missing, because the caller would look for keys in the wrong splits.
+        """
+
     def __init__(
         self,
         *,
@@ -57,10 +64,11 @@ class PinRequest(_message.Message):
         partitions: _abc.Iterable[_builtins.str] | None = ...,
         split_bytes: _builtins.int = ...,
         cluster: _builtins.str = ...,
+        hashes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "id", b"id", "partitions", b"partitions", "split_bytes", b"split_bytes", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "hashes", b"hashes", "id", b"id", "partitions", b"partitions", "split_bytes", b"split_bytes", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -74,10 +82,13 @@ class PinResponse(_message.Message):
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
     RING_VERSION_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
+    HASH_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     deadline_ms: _builtins.int
     """The earliest deadline of all partitions, in milliseconds since 1970."""
     ring_version: _builtins.int
+    hash: _builtins.str
+    """The cluster's key hash. Empty: murmur3."""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PinnedPartition]: ...
     def __init__(
@@ -87,10 +98,11 @@ class PinResponse(_message.Message):
         deadline_ms: _builtins.int = ...,
         ring_version: _builtins.int = ...,
         partitions: _abc.Iterable[Global___PinnedPartition] | None = ...,
+        hash: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ms", b"deadline_ms", "id", b"id", "partitions", b"partitions", "ring_version", b"ring_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ms", b"deadline_ms", "hash", b"hash", "id", b"id", "partitions", b"partitions", "ring_version", b"ring_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

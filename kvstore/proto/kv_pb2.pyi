@@ -1412,6 +1412,9 @@ class TopologyResponse(_message.Message):
     SERVERS_FIELD_NUMBER: _builtins.int
     SERVER_FIELD_NUMBER: _builtins.int
     CLUSTER_FIELD_NUMBER: _builtins.int
+    HASH_FIELD_NUMBER: _builtins.int
+    HASHED_TOKENS_FIELD_NUMBER: _builtins.int
+    HASHED_OWNERS_FIELD_NUMBER: _builtins.int
     known: _builtins.int
     """Meaningful only to the server that sent it."""
     ring_version: _builtins.int
@@ -1419,6 +1422,10 @@ class TopologyResponse(_message.Message):
     """The id of the server that answers."""
     cluster: _builtins.str
     """The cluster's id, set at its founding. Empty if the server is older than this field."""
+    hash: _builtins.str
+    """The cluster's key hash, which maps keys to tokens: murmur3 (also if empty) or slots. Unless it is murmur3, `tokens`
+    and `owners` are empty, because clients before 0.2.0 would look up keys by the wrong tokens.
+    """
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Range i is (tokens[i - 1], tokens[i]] and belongs to partitions[owners[i]]; the first range wraps around."""
@@ -1429,6 +1436,12 @@ class TopologyResponse(_message.Message):
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Partition]: ...
     @_builtins.property
     def servers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Server]: ...
+    @_builtins.property
+    def hashed_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The contents of `tokens` and `owners` if the key hash is not murmur3."""
+
+    @_builtins.property
+    def hashed_owners(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -1440,10 +1453,13 @@ class TopologyResponse(_message.Message):
         servers: _abc.Iterable[Global___Server] | None = ...,
         server: _builtins.str = ...,
         cluster: _builtins.str = ...,
+        hash: _builtins.str = ...,
+        hashed_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        hashed_owners: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "known", b"known", "owners", b"owners", "partitions", b"partitions", "ring_version", b"ring_version", "server", b"server", "servers", b"servers", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "hash", b"hash", "hashed_owners", b"hashed_owners", "hashed_tokens", b"hashed_tokens", "known", b"known", "owners", b"owners", "partitions", b"partitions", "ring_version", b"ring_version", "server", b"server", "servers", b"servers", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,6 +5,8 @@ A joining partition takes up to SLICES_MAX slices, each from the largest range o
 goes below the new mean. The newcomer takes more slices only if a partition would otherwise keep more than 1/20 above
 the mean. Every partition's share therefore stays near the mean, without hundreds of random tokens per partition, and a
 join moves no more than the newcomer's own share.
+
+Inside, ranges are counted in units of tokens that always have one owner (KeyHash.unit), so that no cut divides a unit.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 
-from kvstore.ring.hashing import TOKENS
+from kvstore.ring.hashing import KeyHash
 from kvstore.ring.ring import TokenRange
 from kvstore.types import PartitionId
 
@@ -31,34 +33,44 @@ class Balance:
     range that changed hands to its new owner, in the order of the changes."""
 
     def __init__(
-        self, ranges: Iterable[TokenRange], active: Iterable[PartitionId], fixed: frozenset[int] = frozenset()
+        self,
+        hash: KeyHash,
+        ranges: Iterable[TokenRange],
+        active: Iterable[PartitionId],
+        fixed: frozenset[int] = frozenset(),
     ) -> None:
         """Start from the given ranges. Only the partitions in `active` give and receive ranges. A range whose end is in
         `fixed` counts towards its owner's share but does not move."""
+        self._unit, self._units = hash.unit, hash.units
         self.owners: dict[int, PartitionId] = {}
         self._heaps: dict[PartitionId, _Heap] = {partition: [] for partition in active}
         self._loads: dict[PartitionId, int] = dict.fromkeys(self._heaps, 0)
         self._beside: dict[int, PartitionId] = {}
-        """Owner of the range that ends at a token."""
+        """Owner of the range that ends at a unit."""
         self._after: dict[int, PartitionId] = {}
-        """Owner of the range that starts after a token."""
+        """Owner of the range that starts after a unit."""
         for span in ranges:
-            self._after[span.start] = self._beside[span.end] = span.owner
+            start, end, size = span.start // self._unit, span.end // self._unit, span.size // self._unit
+            self._after[start] = self._beside[end] = span.owner
             if span.owner in self._heaps:
-                self._loads[span.owner] += span.size
+                self._loads[span.owner] += size
                 if span.end not in fixed:
-                    self._heaps[span.owner].append((-span.size, span.end))
+                    self._heaps[span.owner].append((-size, end))
         for heap in self._heaps.values():
             heapq.heapify(heap)
 
     def loads(self) -> dict[PartitionId, int]:
         """Return how many tokens each active partition owns."""
-        return dict(self._loads)
+        return {partition: load * self._unit for partition, load in self._loads.items()}
 
     def join(self, newcomer: PartitionId) -> None:
-        """Give the newcomer its share, in slices cut from the start of other partitions' ranges."""
-        mean = TOKENS // (len(self._heaps) + 1)
-        high = mean + mean // _TOLERANCE
+        """Give the newcomer its share, in slices cut from the start of other partitions' ranges. Raises ValueError if
+        there are fewer units than partitions."""
+        mean = self._units // (len(self._heaps) + 1)
+        if not mean:
+            raise ValueError(f"expected at most {self._units} partitions, got {len(self._heaps) + 1}")
+        # Slots are coarse: without one more, rounding would take dozens of tiny slices from donors above the tolerance.
+        high = mean + mean // _TOLERANCE + (self._unit > 1)
         loads = [(-load, partition) for partition, load in self._loads.items()]
         heapq.heapify(loads)
         taken: _Heap = []
@@ -74,18 +86,20 @@ class Balance:
             size, end = heapq.heappop(heap)
             # As many slices as donors above the tolerance remain: each slice must bring its donor down to it.
             least = -load - high if above >= slices_left else 1
-            give = min(max(-load - mean, 0), max(need // slices_left, least), -size - 1)
+            give = min(max(-load - mean, 0), max(need // slices_left, least), max(-size - 1, 1))
             above -= -load > high >= -load - give
             slices_left -= 1
             if give <= 0:
                 heapq.heappush(heap, (size, end))
                 break
-            start = (end + size) % TOKENS
-            self._assign(start, start + give, newcomer)
-            self._after[(start + give) % TOKENS] = donor
-            taken.append((-give, (start + give) % TOKENS))
+            start = (end + size) % self._units
+            cut = (start + give) % self._units
+            self._assign(start, cut, newcomer)
+            taken.append((-give, cut))
             need -= give
-            heapq.heappush(heap, (size + give, end))
+            if cut != end:
+                self._after[cut] = donor
+                heapq.heappush(heap, (size + give, end))
             self._loads[donor] -= give
             heapq.heapreplace(loads, (load + give, donor))
         heapq.heapify(taken)
@@ -101,22 +115,22 @@ class Balance:
             ranges += self._heaps.pop(leaver)
             del self._loads[leaver]
         heapq.heapify(ranges)
-        mean = -(-TOKENS // len(self._heaps))
+        mean = -(-self._units // len(self._heaps))
         slack = mean // _SLACK
         loads = [(load, partition) for partition, load in self._loads.items()]
         heapq.heapify(loads)
         while ranges:
             size, end = heapq.heappop(ranges)
-            start = (end + size) % TOKENS
+            start = (end + size) % self._units
             receiver = self._neighbour_with_capacity(start, end, mean + slack + size)
             if receiver is None:
                 load, receiver = self._least_loaded(loads)
                 give = -size if -size <= mean + slack - load else max(mean - load, slack, 1)
                 if give < -size:
                     heapq.heappush(ranges, (size + give, end))
-                    end = (start + give) % TOKENS
+                    end = (start + give) % self._units
             self._assign(start, end, receiver)
-            self._loads[receiver] += (end - start) % TOKENS or TOKENS
+            self._loads[receiver] += (end - start) % self._units or self._units
             heapq.heappush(loads, (self._loads[receiver], receiver))
 
     def _least_loaded(self, loads: list[tuple[int, PartitionId]]) -> tuple[int, PartitionId]:
@@ -133,4 +147,4 @@ class Balance:
         return None
 
     def _assign(self, start: int, end: int, owner: PartitionId) -> None:
-        self.owners[end % TOKENS] = self._beside[end % TOKENS] = self._after[start] = owner
+        self.owners[(end + 1) * self._unit - 1] = self._beside[end] = self._after[start] = owner

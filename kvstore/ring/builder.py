@@ -7,22 +7,25 @@ from collections.abc import Mapping, Sequence
 from sortedcontainers import SortedDict
 
 from kvstore.ring.balance import SLICES_MAX, Balance
-from kvstore.ring.hashing import TOKENS
+from kvstore.ring.hashing import MURMUR3, TOKENS, KeyHash
 from kvstore.ring.placement import place_members
 from kvstore.ring.ring import Member, Ring
 from kvstore.types import PartitionId, ServerId
 
 
-def new_ring(partitions: Sequence[PartitionId], servers: Mapping[ServerId, str], replicas: int) -> Ring:
+def new_ring(
+    partitions: Sequence[PartitionId], servers: Mapping[ServerId, str], replicas: int, hash: KeyHash = MURMUR3
+) -> Ring:
     """Build the first ring of a cluster, with `replicas` replicas for each partition. `servers` maps each server to its
-    zone; an empty zone means that the server is in no zone. Raises ValueError if `partitions` is empty or there are
-    fewer servers than replicas."""
+    zone; an empty zone means that the server is in no zone. `hash` is the cluster's key hash for good. Raises
+    ValueError if `partitions` is empty, if there are more partitions than the key hash allows, or fewer servers than
+    replicas."""
     if not partitions:
         raise ValueError("expected at least one partition, got none")
     first, *others = place_members(partitions, servers, replicas)
     step = TOKENS // SLICES_MAX
     tokens = SortedDict({TOKENS - 1 - step * slice_: first.id for slice_ in range(SLICES_MAX)})
-    return _joined(Ring(1, {first.id: first}, tokens), others, version=1)
+    return _joined(Ring(1, {first.id: first}, tokens, hash=hash), others, version=1)
 
 
 def with_partitions(ring: Ring, members: Sequence[Member]) -> Ring:
@@ -33,10 +36,10 @@ def with_partitions(ring: Ring, members: Sequence[Member]) -> Ring:
 
 def _joined(ring: Ring, members: Sequence[Member], version: int) -> Ring:
     partitions = dict(ring.partitions)
-    balance = Balance(ring.ranges(), partitions)
+    balance = Balance(ring.hash, ring.ranges(), partitions)
     for member in members:
         if member.id in partitions:
             raise ValueError(f"partition {member.id} is in the ring already")
         partitions[member.id] = member
         balance.join(member.id)
-    return Ring(version, partitions, SortedDict({**ring.tokens, **balance.owners}))
+    return Ring(version, partitions, SortedDict({**ring.tokens, **balance.owners}), hash=ring.hash)

@@ -12,15 +12,18 @@ import msgspec
 import orjson
 from sortedcontainers import SortedDict
 
-from kvstore.errors import UndecodableNode
+from kvstore.errors import InvalidRequest, UndecodableNode
+from kvstore.ring.hashing import MURMUR3, KeyHash, hash_named
 from kvstore.ring.moves import Journey, Move, MoveId, MoveState, Pace
 from kvstore.ring.operations import MARK_BYTES, RingOperation
 from kvstore.ring.ring import Member, PartitionState, Ring
 from kvstore.types import PartitionId, ServerId
 
 FORMAT = 2
-"""The format that is written. Format 1 had only version, partitions and `"tokens": [[token, index of owner], …]`.
-Format 1 can still be read; the first change of the ring writes format 2."""
+"""The format that is written if the key hash is murmur3. Format 1 had only version, partitions and `"tokens": [[token,
+index of owner], …]`. Format 1 can still be read; the first change of the ring writes format 2."""
+HASHED_FORMAT = 3
+"""The format of all other rings: format 2 with the key hash. Releases before 0.2.0 refuse it by its number."""
 
 _STATES = {MoveState.PLANNED: "p", MoveState.COPYING: "c", MoveState.CANCELLING: "x", MoveState.FLIPPED: "f"}
 _STATE_OF = {letter: state for state, letter in _STATES.items()}
@@ -66,20 +69,30 @@ class _Shape(msgspec.Struct):
     forgotten: str = ""
 
 
+class _HashedShape(_Shape, kw_only=True):
+    """The types of the fields in format 3."""
+
+    hash: Annotated[str, msgspec.Meta(min_length=1)]
+
+
+_SHAPES = {1: _FirstShape, FORMAT: _Shape, HASHED_FORMAT: _HashedShape}
+
+
 def encode(ring: Ring) -> bytes:
     """Return the ring as a JSON document: `{"format", "version", "partitions": [{"id", "state", "replicas",
     "replacing"?, "owned"?: [sequence, version]}], "tokens": [the first token, then each token's distance from the
     previous one], "owners": [index of partition], "moves": [[id, index of token, index of source, index of target,
     state, attempt]], "next_move", "pace", "journey", "draining", "retired", "routed", "operations"?: [[id, hash of the
     request, version before, version, first move, next move, [partitions that joined]]], "forgotten"?: marks of earlier
-    operations, 8 hexadecimal digits each}`. Fields marked with `?` are omitted when empty."""
+    operations, 8 hexadecimal digits each, "hash"?: name of the key hash, if it is not murmur3}`. Fields marked with `?`
+    are omitted when empty."""
     ids = sorted(ring.partitions)
     index = {partition: place for place, partition in enumerate(ids)}
     ends = list(ring.tokens)
     place = {end: number for number, end in enumerate(ends)} if ring.moves else {}
     return orjson.dumps(
         {
-            "format": FORMAT,
+            "format": FORMAT if ring.hash is MURMUR3 else HASHED_FORMAT,
             "version": ring.version,
             "partitions": [_member(ring.partitions[partition]) for partition in ids],
             "tokens": [end - before for before, end in zip([0, *ends], ends, strict=False)],
@@ -96,20 +109,25 @@ def encode(ring: Ring) -> bytes:
             "routed": ring.routed,
             **({"operations": [list(each) for each in ring.operations]} if ring.operations else {}),
             **({"forgotten": "".join(ring.forgotten)} if ring.forgotten else {}),
+            **({} if ring.hash is MURMUR3 else {"hash": ring.hash.name}),
         }
     )
 
 
 def decode(data: bytes) -> Ring:
-    """Decode a ring of format 1 or 2. Raises UndecodableNode if the format is unknown, with its number in the message,
+    """Decode a ring of format 1 to 3. Raises UndecodableNode if the format is unknown, with its number in the message,
     or if the data is not a ring."""
     try:
         document = orjson.loads(data)
-        if document["format"] not in (1, FORMAT):
-            raise UndecodableNode(f"ring: expected format 1 or {FORMAT}, got {document['format']}")
-        is_first = document["format"] == 1
-        msgspec.convert(document, _FirstShape if is_first else _Shape)
-        return _first_format(document) if is_first else _ring(document)
+        format = document["format"]
+        if format not in _SHAPES:
+            raise UndecodableNode(f"ring: expected format 1 to {HASHED_FORMAT}, got {format}")
+        msgspec.convert(document, _SHAPES[format])
+        if format == 1:
+            return _first_format(document)
+        return _ring(document, MURMUR3 if format == FORMAT else hash_named(document["hash"]))
+    except InvalidRequest as error:
+        raise UndecodableNode(f"ring: {error}") from error
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise UndecodableNode(f"expected a ring document, got something else: {error!r}") from error
 
@@ -136,7 +154,7 @@ def _members(document: dict[str, Any]) -> list[Member]:
     ]
 
 
-def _ring(document: dict[str, Any]) -> Ring:
+def _ring(document: dict[str, Any], hash: KeyHash) -> Ring:
     members = _members(document)
     ids = [member.id for member in members]
     ends = list(accumulate(document["tokens"]))
@@ -157,6 +175,7 @@ def _ring(document: dict[str, Any]) -> Ring:
         document["routed"],
         tuple(_operation(*each) for each in document.get("operations", ())),
         _marks(document.get("forgotten", "")),
+        hash,
     )
 
 

@@ -36,7 +36,7 @@ def join(ring: Ring, members: Sequence[Member], *, now_ms: int = 0) -> Ring:
             raise ValueError(f"partition {member.id} is or was in the ring; use an id that was never used")
         partitions[member.id] = replace(member, state=PartitionState.JOINING)
     future = future_owners(ring)
-    balance = Balance(_ranges(future), _remaining_partitions(ring.partitions), _fixed(ring))
+    balance = Balance(ring.hash, _ranges(future), _remaining_partitions(ring.partitions), _fixed(ring))
     for member in members:
         balance.join(member.id)
     return settled(planned(ring, partitions, future | balance.owners, now_ms=now_ms))
@@ -61,15 +61,15 @@ def leave(ring: Ring, leavers: Sequence[PartitionId], *, now_ms: int = 0) -> Rin
 
 def shift(ring: Ring, source: PartitionId, target: PartitionId, size: int, *, now_ms: int = 0) -> Ring:
     """Plan that `size` tokens move from `source` to `target`: the source's largest ranges, of which the last one is
-    cut. `now_ms` is the wall clock. Raises ValueError if either partition is not in the ring or is leaving it, or if
-    the source owns fewer than `size` tokens that are not already moving."""
+    cut. The size is rounded up to whole units of the key hash. `now_ms` is the wall clock. Raises ValueError if either
+    partition is not in the ring or is leaving it, or if the source owns fewer tokens that are not already moving."""
     for partition in (source, target):
         _known(ring, partition, may_go=False)
     if source == target:
         raise ValueError(f"expected a target other than the source, got {source} twice")
     future, fixed = future_owners(ring), _fixed(ring)
     spans = [span for span in _ranges(future) if span.owner == source and span.end not in fixed]
-    left = size
+    left = rounded = -(-size // ring.hash.unit) * ring.hash.unit
     for span in sorted(spans, key=lambda span: (-span.size, span.end)):
         if left <= 0:
             break
@@ -77,17 +77,23 @@ def shift(ring: Ring, source: PartitionId, target: PartitionId, size: int, *, no
         future[(span.start + taken) % TOKENS] = target
         left -= taken
     if left > 0 or size <= 0:
-        raise ValueError(f"expected 1 to {size - left} tokens of {source} to move, got {size}")
+        raise ValueError(f"expected 1 to {rounded - left} tokens of {source} to move, got {size}")
     return settled(planned(ring, ring.partitions, future, now_ms=now_ms))
 
 
 def shift_range(ring: Ring, first: int, last: int, target: PartitionId, *, now_ms: int = 0) -> Ring:
     """Plan that the tokens from `first` to `last`, both included, move to `target`. `now_ms` is the wall clock. Raises
-    ValueError if the range is invalid, the target is not in the ring or is leaving it, or part of the range is already
-    moving."""
+    ValueError if the range is invalid or divides a unit of the key hash, the target is not in the ring or is leaving
+    it, or part of the range is already moving."""
     _known(ring, target, may_go=False)
     if not 0 <= first <= last < TOKENS:
         raise ValueError(f"expected first <= last, both from 0 to {TOKENS - 1}, got {first} and {last}")
+    if not (ring.hash.ends_unit(first - 1) and ring.hash.ends_unit(last)):
+        unit = ring.hash.unit
+        raise ValueError(
+            f"expected whole slots of {unit} tokens, got {first} to {last}; the slots around them are "
+            f"{first // unit * unit} to {(last // unit + 1) * unit - 1}"
+        )
     for move in ring.moves.values():
         if move.end in _fixed(ring) and move.first <= last and first <= move.end:
             raise ValueError(f"move {move.id} of tokens {move.first} to {move.end} is under way")
@@ -139,7 +145,7 @@ def planned(
             may_merge = span.end != TOKENS - 1
             continue
         may_merge = False
-        for part in [span] if move else _parts(span):
+        for part in [span] if move else _parts(span, ring.hash.unit):
             tokens.append((part.end, present))
             each = move or former.get((part.start, part.end, present, part.owner))
             if each is None:
@@ -190,7 +196,7 @@ def _emptied(ring: Ring, *, now_ms: int) -> Ring:
     that stay."""
     future = future_owners(ring)
     leavers = [each.id for each in ring.partitions.values() if each.state is PartitionState.LEAVING]
-    balance = Balance(_ranges(future), [*_remaining_partitions(ring.partitions), *leavers], _fixed(ring))
+    balance = Balance(ring.hash, _ranges(future), [*_remaining_partitions(ring.partitions), *leavers], _fixed(ring))
     balance.leave(leavers)
     return planned(ring, ring.partitions, future | balance.owners, now_ms=now_ms)
 
@@ -223,9 +229,10 @@ def _ranges(owners: Mapping[int, PartitionId]) -> Iterator[TokenRange]:
         previous = end
 
 
-def _parts(span: TokenRange) -> Iterator[TokenRange]:
+def _parts(span: TokenRange, unit: int) -> Iterator[TokenRange]:
     count = -(-span.size // MOVE_TOKENS_MAX)
-    bounds = [(span.start + span.size * part // count) % TOKENS for part in range(count + 1)]
+    units = span.size // unit
+    bounds = [(span.start + units * part // count * unit) % TOKENS for part in range(count + 1)]
     return (TokenRange(start, end, span.owner) for start, end in pairwise(bounds))
 
 

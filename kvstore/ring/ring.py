@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from sortedcontainers import SortedDict
 
-from kvstore.ring.hashing import TOKENS, token_of, tokens_of
+from kvstore.ring.hashing import MURMUR3, TOKENS, KeyHash
 from kvstore.ring.moves import FIRST_MOVE, Journey, Move, MoveId, MoveState, Pace
 from kvstore.ring.operations import RingOperation
 from kvstore.types import PartitionId, ServerId
@@ -110,6 +110,8 @@ class Ring:
     """The latest operations that operators requested under an id, oldest first."""
     forgotten: tuple[str, ...] = ()
     """Marks of operations whose results have been dropped, oldest first."""
+    hash: KeyHash = MURMUR3
+    """The mapping of keys to tokens. The same in all versions."""
     _bounds: list[int] = field(init=False, repr=False)
     _owners: list[PartitionId] = field(init=False, repr=False)
 
@@ -124,6 +126,8 @@ class Ring:
             raise ValueError(
                 f"ring version {self.version}: expected tokens from 0 to {TOKENS - 1}, got {first} to {last}"
             )
+        if divided := [end for end in self.tokens if not self.hash.ends_unit(end)]:
+            raise ValueError(f"ring version {self.version}: token {divided[0]} does not end a unit of {self.hash.name}")
         object.__setattr__(self, "routed", self.routed or self.version)
         # The range that wraps around is listed twice, so that a lookup is one bisection without a special case.
         object.__setattr__(self, "_bounds", [*self.tokens.keys(), TOKENS])
@@ -151,11 +155,11 @@ class Ring:
 
     def partition_of(self, key: bytes) -> PartitionId:
         """Return the partition that owns the key."""
-        return self._owners[bisect_left(self._bounds, token_of(key))]
+        return self._owners[bisect_left(self._bounds, self.hash.token_of(key))]
 
     def partitions_of(self, keys: list[bytes]) -> list[PartitionId]:
         """Return the partitions that own the keys, in the order of the keys."""
-        return self.owners_of(tokens_of(keys))
+        return self.owners_of(self.hash.tokens_of(keys))
 
     def owners_of(self, tokens: list[int]) -> list[PartitionId]:
         """Return the partitions that own the tokens, in the order of the tokens."""

@@ -43,6 +43,7 @@ from kvstore.server.peer.links import PeerLinks
 from kvstore.server.peer.server import PeerServer
 from kvstore.server.placement.assign import replicas_held
 from kvstore.server.placement.steward import Steward
+from kvstore.server.redis.channel_peers import ChannelPeers
 from kvstore.server.redis.listener import RespServer
 from kvstore.server.redis.session import Facts
 from kvstore.server.routing.backend import Backend
@@ -89,6 +90,7 @@ class Node:
         self.ledger_survey: LedgerSurvey
         self.namespaces: Keeper
         self.resp: RespServer
+        self.channel_peers: ChannelPeers
         self.audit = AuditLog(env.clock.now, env.clock.date_ms, env.audit)
         self.changes = AdminChanges(env, self.audit)
         self.scans = ScanSlots(env.clock.now)
@@ -174,6 +176,7 @@ class Node:
         if Role.SERVER in self.config.plays:
             found["server"] = {
                 **self.resp.statistics(),
+                **self.channel_peers.statistics(),
                 **self.dispatcher.statistics(),
                 **self.links.statistics(),
                 **self.peers.statistics(),

@@ -56,6 +56,8 @@ from kvstore.server.peer.links import PeerLinks
 from kvstore.server.peer.node_peers import NodePeers, credentials_of
 from kvstore.server.peer.server import PeerServer
 from kvstore.server.placement.steward import Steward
+from kvstore.server.redis.channel_peers import CHANNELS, ChannelPeers
+from kvstore.server.redis.channels import Channels
 from kvstore.server.redis.listener import RespServer
 from kvstore.server.routing.dispatch import Dispatcher
 from kvstore.server.routing.overdue_watch import OverdueWatch
@@ -331,12 +333,24 @@ async def _open_server(
         rates=lambda: dispatcher.rates,
         changes=node.changes,
         scans=node.scans,
+        channels=_open_channels(node, stack),
     )
     await node.resp.open(config.resp)
     stack.push_async_callback(node.resp.close)
     membership.announcement.on_placed = node.versions.poll
     await membership.announce()
     stack.push_async_callback(membership.announcement.withdraw)
+
+
+def _open_channels(node: Node, stack: AsyncExitStack) -> Channels:
+    """Return the Pub/Sub channels, whose messages also reach the other servers."""
+    channels = Channels()
+    membership = node.membership
+    others = ChannelPeers(node.env, node.id, node.links, lambda: membership.topology.servers, channels)
+    node.channel_peers = others
+    node.peers.serve_at_once(CHANNELS, others.answer)
+    stack.push_async_callback(others.close)
+    return channels
 
 
 def _watch_overdue(env: Env, dispatcher: Dispatcher, stack: AsyncExitStack) -> None:

@@ -33,6 +33,7 @@ from kvstore.env.secret import ClusterSecret, read_secret
 from kvstore.errors import ConfigError, MetadataUnavailable, MetadataUnknown, StoreError, Unavailable
 from kvstore.meta.bookie_summary import BookieSummary, read_summary
 from kvstore.meta.connect import Store, connect
+from kvstore.meta.snapshots import all_snapshots
 from kvstore.os_errors import is_passing, reason_of
 from kvstore.rpc.http.messages import HttpRequest
 from kvstore.server.access.audit import AuditLog
@@ -41,13 +42,20 @@ from kvstore.server.app import Node
 from kvstore.server.composition import serve
 from kvstore.server.config import NodeConfig, Role
 from kvstore.server.engines import Engines
+from kvstore.server.feed.pins import PinKeeper
 from kvstore.server.gateway.gateway import Gateway
+from kvstore.server.grpc.access_admin import AccessAdmin
 from kvstore.server.grpc.listener import GrpcListener
+from kvstore.server.grpc.transaction_admin import TransactionAdmin
 from kvstore.server.http.last_snapshot import LastSnapshot
 from kvstore.server.http.listener import HttpListener
+from kvstore.server.status.slow_report import slow_report
 from kvstore.server.supervisor import supervisor_of
 from kvstore.server.tracing.open import backend_of_calls, traced_pages
 from kvstore.server.ui.dashboard import Dashboard
+from kvstore.server.ui.details import DetailPages, NodeDetails
+from kvstore.server.ui.key_pages import KeyPages
+from kvstore.server.ui.pages import Pages
 from kvstore.types import PartitionId
 
 log = logging.getLogger(__name__)
@@ -331,18 +339,36 @@ async def _serve(config: NodeConfig, secret: ClusterSecret, env: Env, process: P
         if Role.SERVER in config.plays:
             gateway = process.http.gateway = _gateway(node, authenticator)
             node.surveyor.snapshot, node.surveyor.disk = snapshots.statistics, partial(_disk_of, config.data_dir)
-            process.http.dashboard = dashboard = Dashboard(
-                node.env.nursery, node.surveyor, node.ledger_survey, process.http.pages
-            )
+            pins = PinKeeper(node.env, node)
+            stack.push_async_callback(pins.close)
+            process.http.dashboard = dashboard = _dashboard(node, store, pins, process.http.pages, authenticator)
             dashboard.start()
         await stop.wait()
         loop.call_later(STOP_TIMEOUT_S, end_process, f"not stopped within {STOP_TIMEOUT_S} s")
         if gateway is not None:
             gateway.close()
         if process.http.dashboard is not None:
-            await process.http.dashboard.close()
+            process.http.dashboard.close()
             process.http.dashboard = None
         await snapshots.close()
+
+
+def _dashboard(node: Node, store: Store, pins: PinKeeper, pages: Pages, authenticator: HttpAuthenticator) -> Dashboard:
+    clock = node.env.clock
+    transactions = TransactionAdmin(node, clock, lambda changed: None)
+    details = NodeDetails(
+        pins=pins.listed,
+        access=AccessAdmin(store, node.access, clock.date_ms, clock.passed_ms).read,
+        snapshots=partial(all_snapshots, store),
+        transactions=transactions.standing,
+        clients=node.resp.shown_clients,
+        statistics=lambda: {**node.resp.statistics(), **node.streams.statistics(), **node.endpoint_histograms()},
+        slow=partial(slow_report, node.env.slow),
+        audited=lambda: [*node.audit.recent],
+    )
+    backend = backend_of_calls(node.env.traces, node.dispatcher, "http")
+    keys = KeyPages(clock, node.id, backend, node.scans, authenticator, pages)
+    return Dashboard(clock, node.surveyor, pages, DetailPages(node.surveyor, node.ledger_survey, details, pages), keys)
 
 
 async def started_or_none(

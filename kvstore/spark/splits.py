@@ -10,7 +10,7 @@ from typing import Any
 from kvstore.client.pinned.pins import PinnedPartition, PinnedStore, Split
 from kvstore.env.tls import Tls
 from kvstore.errors import ConfigError
-from kvstore.ring.hashing import token_of
+from kvstore.ring.hashing import hash_named
 from kvstore.spark.options import KeyRange, prefix_range
 from kvstore.types import EntryId, LedgerId, Position
 
@@ -79,7 +79,7 @@ def plan(store: PinnedStore, wanted: ReadRequest) -> list[Work]:
 def _at(splits: list[Split], store: PinnedStore, key: bytes) -> list[Split]:
     """Return the split that contains the key's token, reduced to that token. The list is empty if `splits` does not
     include the token, because the key's partition is not wanted."""
-    token = token_of(key)
+    token = store.hash.token_of(key)
     owner = next((each.partition for each in store.partitions if _owns(each, token)), None)
     return [
         replace(split, first=token, last=token)
@@ -131,6 +131,7 @@ def encode(store: PinnedStore) -> str:
             "id": store.id,
             "deadline_ms": store.deadline_ms,
             "ring_version": store.ring_version,
+            "hash": store.hash.name,
             "partitions": parts,
         }
     )
@@ -143,7 +144,8 @@ def decode(text: str, tls: Tls | None) -> PinnedStore:
         if document["format"] != FORMAT:
             raise ConfigError(f"pin: expected a pin of format {FORMAT}, got {document['format']}")
         partitions = tuple(_partition_of(each) for each in document["partitions"])
-        return PinnedStore(document["id"], document["deadline_ms"], document["ring_version"], partitions, tls)
+        hash = hash_named(document.get("hash", ""))
+        return PinnedStore(document["id"], document["deadline_ms"], document["ring_version"], partitions, tls, hash)
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"pin: expected the option `pin` of kvstore.spark.pins.hold ({error!r})") from None
 

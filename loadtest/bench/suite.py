@@ -36,7 +36,7 @@ from kvstore.env.interpreter import interpreter
 from kvstore.errors import ConfigError
 from kvstore.loadtest.generator.options import path_word
 from kvstore.loadtest.loads import LoadSpec, run_load
-from kvstore.ring.hashing import token_of
+from kvstore.ring.hashing import MURMUR3
 from loadtest.bench import etcd_load, peers
 from loadtest.bench.redis_lines import Figure, Line, requests_for, run_for, run_line
 from loadtest.bench.unary import calls_per_second
@@ -215,7 +215,7 @@ def _beside_floor(subject: Subject, runs: int, seconds: float, only: str) -> lis
         return []
     found: list[Measured] = []
     leaders = _on_loop(lambda: _spread(subject))
-    tag = next(f"t{number}" for number in count() if token_of(b"t%d" % number) % PROCESSES == 0)
+    tag = next(f"t{number}" for number in count() if MURMUR3.token_of(b"t%d" % number) % PROCESSES == 0)
     with peers.scratch() as folder, ExitStack() as stack:
         asked = {"the store": (subject.asked, subject.tag)}
         for place, (floor, is_looking_up) in enumerate(FLOORS.items()):

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from kvstore.client import AsyncClient
 from kvstore.errors import StoreError
-from kvstore.ring import token_of
+from kvstore.ring import MURMUR3
 from loadtest.drills.registers import Outcome, Registers, differing
 from tests.sim.judges.linearizable import check_search
 from tests.sim.versions import Violation, check_versions
@@ -68,7 +68,7 @@ class Keys:
     """Keys of one kind, sorted by token."""
 
     def __init__(self, keys: Iterable[bytes]) -> None:
-        self._sorted = sorted((token_of(key), key) for key in keys)
+        self._sorted = sorted((MURMUR3.token_of(key), key) for key in keys)
 
     def within(self, span: Span, most: int) -> list[bytes]:
         """Return the first keys in a range, at most `most`."""
@@ -212,7 +212,7 @@ class RingLoad:
         began = time.perf_counter()  # the wall clock may be set meanwhile
         outcome = await work
         seconds = time.perf_counter() - began
-        waits.append(Wait(time.time(), seconds, is_write, token_of(key), outcome.is_answer))
+        waits.append(Wait(time.time(), seconds, is_write, MURMUR3.token_of(key), outcome.is_answer))
         return outcome
 
     async def _count(self, key: bytes) -> Outcome:
@@ -240,7 +240,7 @@ class RingLoad:
         """Write a new key, in the range if one is soon found; sometimes delete it again."""
         key = next(self._once_names)
         for _ in range(AIMED_TRIES):
-            if aim.span[0] <= token_of(key) <= aim.span[1]:
+            if aim.span[0] <= MURMUR3.token_of(key) <= aim.span[1]:
                 break
             key = next(self._once_names)
         written = self._change_once(key, self.client.put(key, key), True)

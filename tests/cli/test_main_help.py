@@ -88,7 +88,7 @@ def test_every_command_with_output_can_print_json() -> None:
 
 LOCAL = {"up", "down", "node run", "node check", "cluster init", "access found", "bench suite"} | {
     *(f"cluster metadata {name}" for name in ("export", "import", "secure", "open")),
-    *(f"snapshot {name}" for name in ("list", "prune", "diff", "delta")),
+    *(f"snapshot {name}" for name in ("list", "prune", "legal-hold", "diff", "delta")),
 }
 """These commands are about the processes of this machine, or create a cluster or its first administrator."""
 

@@ -14,12 +14,14 @@ import pytest
 
 from kvstore.cli import snapshot_spark
 from kvstore.cli.main import main
+from kvstore.cli.snapshot_metrics import METRICS
 from kvstore.cli.snapshot_options import moment
 from kvstore.cli.snapshot_tools import cut_of
 from kvstore.errors import ConfigError
 from kvstore.spark.snapshots import local_tables
-from kvstore.spark.snapshots.chains import Cut
+from kvstore.spark.snapshots.chains import Cut, complete_until_ms
 from kvstore.spark.snapshots.directory import RESUMABLE_S, DirectoryStore
+from kvstore.spark.snapshots.legal_holds import LegalHold
 from kvstore.spark.snapshots.manifest import NAME, Manifest, encode
 from kvstore.spark.snapshots.planning import NotContinuable, SnapshotRequest
 from tests.spark.snapshots.made import EPOCH_MS, full, incremental, some_log
@@ -179,7 +181,7 @@ def test_full_snapshot_is_taken_instead_on_request(
 
     instance = store.load("b").cluster
     monkeypatch.setattr("kvstore.spark.snapshots.create.create", job)
-    monkeypatch.setattr("kvstore.cli.snapshots.in_session", lambda work, *_: work(None))
+    monkeypatch.setattr("kvstore.cli.snapshot_taking.in_session", lambda work, *_: work(None))
     monkeypatch.setattr("kvstore.spark.snapshots.runners.is_small", lambda _: False)
     monkeypatch.setattr("kvstore.cli.snapshot_tools.cluster_of", lambda *_: (None, instance))
     words = ("create", "--to", root, "--incremental")
@@ -249,7 +251,7 @@ def test_restored_cluster_continues_in_the_old_directory(
         return store.load("b")
 
     monkeypatch.setattr("kvstore.spark.snapshots.create.create", job)
-    monkeypatch.setattr("kvstore.cli.snapshots.in_session", lambda work, *_: work(None))
+    monkeypatch.setattr("kvstore.cli.snapshot_taking.in_session", lambda work, *_: work(None))
     monkeypatch.setattr("kvstore.spark.snapshots.runners.is_small", lambda _: False)
     monkeypatch.setattr("kvstore.cli.snapshot_tools.cluster_of", lambda *_: (None, "another"))
     words = ("create", "--to", store.root, "--incremental", "--server", NOBODY)
@@ -334,7 +336,9 @@ def test_cut_that_cannot_be_had_is_one_line(
         ("restore {} --at yesterday", "'--at': expected a moment"),
         ("restore {} --position p1=-1", "'--position': expected PARTITION=SEQUENCE"),
         ("restore {} --position p1=99999999999999999999", "'--position': expected PARTITION=SEQUENCE"),
-        ("prune {}", "--keep, --daily, --weekly: expected at least one"),
+        ("prune {}", "--keep, --daily, --weekly, --monthly: expected at least one"),
+        ("legal-hold {} a", "--reason, --release: expected --reason or --release, and not both"),
+        ("legal-hold {} a --reason x --release", "--reason, --release: expected --reason or --release, and not both"),
         ("diff {} a", "Missing argument"),
         ("diff {} a b --bogus", "No such option"),
         ("diff {} a b --conf =x", "'--conf': expected NAME=VALUE"),
@@ -423,6 +427,104 @@ def test_prune_keeps_chains_complete_and_removes_abandoned_work(run: Run, store:
         folder.mkdir()
     age = stale.stat().st_mtime - RESUMABLE_S - 10
     os.utime(stale, (age, age))
-    assert run("prune", store.root, "--keep", 2, "--dry-run")[1] == "would remove .work-old\n"
+    assert run("prune", store.root, "--keep", 2, "--dry-run")[1] == (
+        "would remove .work-old\nwould keep a: needed by b\nwould keep b: newest\nwould keep z: newest\n"
+    )
     assert run("prune", store.root, "--keep", 1)[1] == "removed b\nremoved a\nremoved .work-old\n"
     assert sorted(os.listdir(store.root)) == [".lock", ".work-new", "z"]
+
+
+def test_prune_keeps_a_snapshot_under_a_legal_hold_and_its_parents(run: Run, store: DirectoryStore) -> None:
+    full(store, "z", LOG, hour=5)
+    code, out, _ = run("legal-hold", store.root, "b", "--reason", "case 17")
+    assert (code, out) == (0, "b: under a legal hold (case 17); prune keeps a, b\n")
+    assert run("prune", store.root, "--keep", 1)[:2] == (0, "nothing to do\n")
+    rows = {row["id"]: row for row in json.loads(run("list", store.root, "--json")[1])["snapshots"]}
+    assert {name: row["legal_hold"] for name, row in rows.items()} == {"a": None, "b": "case 17", "z": None}
+    assert "case 17" in run("list", store.root)[1]
+    assert run("legal-hold", store.root, "b", "--release")[0] == 0
+    code, _, err = run("legal-hold", store.root, "b", "--release")
+    assert (code, "is not under a legal hold" in err) == (1, True)
+    done = json.loads(run("prune", store.root, "--keep", 1, "--json")[1])
+    assert done == {"removed": ["b", "a"], "remains": [], "busy": [], "kept": {"z": ["newest"]}, "dry_run": False}
+
+
+def test_legal_hold_placed_during_a_prune_wins(store: DirectoryStore) -> None:
+    """`prune` had decided before; the removal itself must look again."""
+    store.hold("b", LegalHold(reason="case 17", placed_ms=1))
+    assert not store.remove("b")
+    assert not store.remove("a")
+    assert store.ids() == ["a", "b"]
+
+
+def test_legal_hold_that_cannot_be_read_holds(run: Run, store: DirectoryStore) -> None:
+    full(store, "z", LOG, hour=5)
+    (store.root / ".hold-b").write_bytes(b"{")
+    assert run("prune", store.root, "--keep", 1)[1] == "nothing to do\n"
+    assert not store.remove("b")
+    assert "its file cannot be read" in run("list", store.root)[1]
+
+
+def test_list_names_a_snapshot_that_is_missing_despite_its_legal_hold(run: Run, store: DirectoryStore) -> None:
+    store.hold("b", LegalHold(reason="case 17", placed_ms=1))
+    rmtree(store.root / "b")
+    rows = {row["id"]: row for row in json.loads(run("list", store.root, "--json")[1])["snapshots"]}
+    assert rows["b"] == {"id": "b", "state": "missing, although it is under a legal hold", "legal_hold": "case 17"}
+
+
+def test_snapshot_without_its_parents_cannot_be_held(run: Run, store: DirectoryStore) -> None:
+    rmtree(store.root / "a")
+    code, _, err = run("legal-hold", store.root, "b", "--reason", "case 17")
+    assert (code, "b continues a, which is missing" in err) == (1, True)
+    assert run("legal-hold", store.root, "c", "--reason", "case 17")[0] == 1
+    assert store.holds() == {}
+
+
+def metrics_of(path: Path) -> dict[str, float]:
+    lines = path.read_text().splitlines()
+    return {name: float(value) for name, value in (line.split() for line in lines if not line.startswith("#"))}
+
+
+def test_metrics_file_has_the_newest_usable_snapshot(run: Run, store: DirectoryStore, tmp_path: Path) -> None:
+    made = full(store, "z", LOG, hour=5)
+    store.hold("a", LegalHold(reason="case 17", placed_ms=1))
+    path = tmp_path / "kvstore.prom"
+    assert run("list", store.root, "--metrics-file", path)[0] == 0
+    found = metrics_of(path)
+    assert found.keys() == METRICS.keys()
+    assert found["kvstore_snapshot_complete_timestamp_seconds"] == complete_until_ms(made) / 1000
+    assert found["kvstore_snapshot_newest_bytes"] == made.size_bytes
+    assert [found[f"kvstore_snapshot_{name}"] for name in ("usable", "unusable", "legal_holds")] == [3, 0, 1]
+    assert path.stat().st_mode & 0o777 == 0o644
+    (store.root / "z" / made.files[0].path).unlink()
+    assert run("list", store.root, "--metrics-file", path, "--max-age-hours", 1)[0] == 1
+    after = metrics_of(path)
+    assert after["kvstore_snapshot_complete_timestamp_seconds"] == complete_until_ms(store.load("b")) / 1000
+    assert (after["kvstore_snapshot_usable"], after["kvstore_snapshot_unusable"]) == (2, 1)
+
+
+def test_metrics_without_a_usable_snapshot_have_no_age(run: Run, store: DirectoryStore, tmp_path: Path) -> None:
+    rmtree(store.root / "a")
+    path = tmp_path / "kvstore.prom"
+    run("list", store.root, "--metrics-file", path)
+    found = metrics_of(path)
+    assert "kvstore_snapshot_complete_timestamp_seconds" not in found
+    assert (found["kvstore_snapshot_usable"], found["kvstore_snapshot_unusable"]) == (0, 1)
+
+
+def test_metrics_file_is_replaced_as_a_whole(
+    run: Run, store: DirectoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "kvstore.prom"
+    run("list", store.root, "--metrics-file", path)
+    before = path.read_bytes()
+
+    def full_disk(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("kvstore.cli.snapshot_metrics.os.replace", full_disk)
+    assert run("list", store.root, "--metrics-file", path)[0] == 1
+    assert path.read_bytes() == before
+    assert [each.name for each in tmp_path.iterdir() if each.is_file()] == ["kvstore.prom"]
+    code, _, err = run("list", store.root, "--metrics-file", tmp_path / "kvstore.txt")
+    assert (code, "a name that ends with .prom" in err) == (1, True)

@@ -20,7 +20,7 @@ import pytest
 
 from kvstore.env.syncs import Done
 from kvstore.partition.state.engine_rocks import RocksEngine
-from kvstore.ring.hashing import token_of
+from kvstore.ring.hashing import MURMUR3
 from loadtest import floor_member
 from loadtest.bench import peers
 from loadtest.floor_member import Link, Member
@@ -29,7 +29,7 @@ from tests.waiting import PATIENCE_S, wait_until, wait_until_blocking
 
 SILENCE_S = 0.5
 """A SET that two have acknowledged is answered long before."""
-LED_BY = [next(b"%d" % n for n in range(100) if token_of(b"%d" % n) % 3 == process) for process in range(3)]
+LED_BY = [next(b"%d" % n for n in range(100) if MURMUR3.token_of(b"%d" % n) % 3 == process) for process in range(3)]
 """For each process a key that it leads."""
 
 

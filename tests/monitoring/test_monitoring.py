@@ -1,5 +1,5 @@
-"""Alerting rules and boards: they name metrics that nodes publish, and promtool accepts them. Tests that need
-promtool are skipped if it is not installed (Debian's package prometheus)."""
+"""Alerting rules and boards: they name metrics that nodes or `kvstore snapshot` publish, and promtool accepts
+them. Tests that need promtool are skipped if it is not installed (Debian's package prometheus)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from kvstore.cli.snapshot_metrics import METRICS
 from kvstore.server.http.metric_table import DECLARED
 from scripts import boards
 from tests.source import ROOT
@@ -21,7 +22,7 @@ from tests.source import ROOT
 FOLDER = ROOT / "docs" / "monitoring"
 RULES = (FOLDER / "rules.yml").read_text(encoding="utf-8")
 UNIT_TESTS = (FOLDER / "rules_test.yml").read_text(encoding="utf-8")
-PUBLISHED = {f"kvstore_{name}" for name in DECLARED}
+PUBLISHED = {f"kvstore_{name}" for name in DECLARED} | METRICS.keys()
 METRIC = re.compile(r"\b(?:kvstore|process)_[a-z0-9_]+\b")
 OF_PROMETHEUS = {"process_cpu_seconds_total", "process_resident_memory_bytes"}
 PROMTOOL = shutil.which("promtool")

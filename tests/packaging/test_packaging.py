@@ -24,6 +24,7 @@ import yaml
 from kvstore import config as toml
 from kvstore.__main__ import plain_node_run
 from kvstore.cli.node.advice import advice, clashes
+from kvstore.cli.snapshot_nightly import OUTCOMES
 from kvstore.env.tls import Tls
 from kvstore.server.config import NodeConfig
 from kvstore.server.http import listener
@@ -356,3 +357,27 @@ def test_health_check_follows_the_response(tmp_path: Path, has_tls: bool) -> Non
         wait_until_blocking(lambda: code("/healthz", str(port)) == 0, what="the answer that it is healthy")
         assert code("/readyz", str(port)) == 1
     assert code("/healthz", str(port)) == 1, "nobody there"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_systemd_accepts_the_units_of_the_nightly_snapshot(tmp_path: Path) -> None:
+    for name in ("kvstore-snapshot.service", "kvstore-snapshot.timer"):
+        text = (PACKAGING / "systemd" / name).read_text().replace("/opt/kvstore/bin/kvstore", "/bin/true")
+        (tmp_path / name).write_text(text)
+    paths = [str(path) for path in sorted(tmp_path.iterdir())]
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", *paths], capture_output=True, text=True, timeout=60, check=False
+    )
+    ours = [line for line in done.stderr.splitlines() if "kvstore-snapshot" in line]
+    assert (done.returncode, ours) == (0, [])
+
+
+def test_snapshot_unit_runs_again_only_if_that_can_help() -> None:
+    text = (PACKAGING / "systemd" / "kvstore-snapshot.service").read_text()
+    (command,) = re.findall(r"^ExecStart=(.*)$", text, re.MULTILINE)
+    known(command.split()[1:])
+    (final,) = re.findall(r"^RestartPreventExitStatus=(.*)$", text, re.MULTILINE)
+    may_pass = {OUTCOMES["unavailable"], OUTCOMES["interrupted"]}
+    assert {int(code) for code in final.split()} == {2, *OUTCOMES.values()} - may_pass - {OUTCOMES["done"]}
+    guide = (GUIDES / "take-nightly-snapshots.md").read_text()
+    assert set(re.findall(r"\$\{(\w+)\}", command)) <= set(re.findall(r"^ +([A-Z_]+)=", guide, re.MULTILINE))

@@ -10,7 +10,9 @@ from msgspec.structs import astuple
 
 from kvstore.errors import ConditionFailed, InvalidRequest, StoreError
 from kvstore.partition.state.commands import Code, Flag, Op, Record, RequestId
-from kvstore.ring.hashing import token_of
+from kvstore.ring.hashing import MURMUR3
+
+token_of = MURMUR3.token_of
 
 
 @dataclass
@@ -224,6 +226,9 @@ class Model:
                     return len(keys)
                 return keys if flags & Flag.BARE else [(key, visible[key]) for key in keys]
             case (Code.SCAN_TOKENS, token, _, *_):
-                keys = sorted((key for key in visible if token_of(key) >= token), key=lambda key: (token_of(key), key))
+                keys = sorted(
+                    (key for key in visible if token_of(key) >= token),
+                    key=lambda key: (token_of(key), key),
+                )
                 return [(key, visible[key]) for key in keys]
         raise AssertionError(op)

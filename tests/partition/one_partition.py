@@ -20,7 +20,7 @@ from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.entry import Entry, EntryKind, decode
 from kvstore.partition.state.rows import record_of
 from kvstore.partition.state.state import ReplicaState
-from kvstore.ring.hashing import tokens_of
+from kvstore.ring.hashing import MURMUR3
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, Seq
 from kvstore.wal.ports import AppendDone, LogEntry
 from tests.sim.world.loop import SimLoop
@@ -206,7 +206,7 @@ class Partition(Unjudged):
 
     def read_all_now(self, *keys: bytes) -> list[bytes | None] | NotNow:
         """Return the rows that many reads find together."""
-        return self.leader.reads.now([*keys], tokens_of([*keys]), self.now())
+        return self.leader.reads.now([*keys], MURMUR3.tokens_of([*keys]), self.now())
 
     def do(self, *ops: Op) -> Any:
         """Submit operations, acknowledge all entries, and return the results (for one operation: its result)."""

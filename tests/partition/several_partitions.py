@@ -27,7 +27,7 @@ from kvstore.partition.state.move_records import (
 from kvstore.partition.state.tokens import TokenSpan
 from kvstore.partition.state.traits import home_key
 from kvstore.partition.transactions.outcomes import END_S
-from kvstore.ring.hashing import TOKENS, token_of
+from kvstore.ring.hashing import MURMUR3, TOKENS
 from kvstore.server.routing.pending import check_one_partition, keys_of
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
 from tests.partition.one_partition import TIME_MS, Partition
@@ -103,7 +103,7 @@ class Several:
         """Return a key of the partition at this place; different keys for different numbers."""
         found = (b"k%d" % each for each in count())
         span = self.span(place)
-        mine = (key for key in found if span.holds(token_of(key)))
+        mine = (key for key in found if span.holds(MURMUR3.token_of(key)))
         return next(key for at, key in enumerate(mine) if at == number)
 
     def of(self, key: bytes) -> Member:
@@ -112,7 +112,7 @@ class Several:
         return owner
 
     def _owner_or_none(self, key: bytes) -> Member | None:
-        owns = (each for each in self.partitions if each.leader.serving_ranges.readable.holds(token_of(key)))
+        owns = (each for each in self.partitions if each.leader.serving_ranges.readable.holds(MURMUR3.token_of(key)))
         return next(owns, None)
 
     # the port Participants

@@ -10,12 +10,13 @@ from kvstore.errors import Corrupted
 from kvstore.partition.state import rows
 from kvstore.proto import data_pb2, pinned_page
 from kvstore.proto.pinned_page import PinnedRow
+from kvstore.ring.hashing import MURMUR3
 
 NOW_MS = 5_000
 
 
 def made(records: list[PinnedRow], *, time_ms: int = NOW_MS) -> data_pb2.PinnedPage:
-    keys = [rows.data_key(each.key) for each in records]
+    keys = [rows.data_key(MURMUR3, each.key) for each in records]
     stored = [rows.encode_record(each.value, *each[2:]) for each in records]
     return pinned_page.encode(keys, stored, time_ms, keys[-1] if keys else b"", ends=False)
 
@@ -54,7 +55,7 @@ def test_pinned_page_without_expired_records_returns_all() -> None:
 
 
 def test_arrow_has_nulls_for_deleted_keys() -> None:
-    keys = [rows.data_key(key) for key in (b"a", b"b", b"c")]
+    keys = [rows.data_key(MURMUR3, key) for key in (b"a", b"b", b"c")]
     stored = [rows.encode_record(b"v", 7, 5, 9, 0), pinned_page.deleted(8, 9), rows.encode_record(b"", 9, 9, 9, 0)]
     page = SplitPage.of(pinned_page.encode(keys, stored, 0, keys[-1], ends=True))
     table = batch_of(page, "p1").to_pydict()

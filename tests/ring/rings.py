@@ -1,15 +1,33 @@
 """Rings and their changes for tests: names, owners, and a mover that performs planned moves in any order."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from kvstore.ring import TOKENS, Member, MoveId, MoveState, PartitionState, Ring, new_ring, place_members, plan, steps
+from kvstore.ring import (
+    MURMUR3,
+    TOKENS,
+    Member,
+    MoveId,
+    MoveState,
+    PartitionState,
+    Ring,
+    builder,
+    place_members,
+    plan,
+    steps,
+)
 from kvstore.types import PartitionId, ServerId
 
 SERVERS = {ServerId(f"n{i}"): "" for i in range(1, 4)}
+key_hash = MURMUR3
+"""Key hash of new rings; conftest.py runs every test with each."""
 
 
 def ids(first: int, last: int) -> list[PartitionId]:
     return [PartitionId(f"p{i}") for i in range(first, last + 1)]
+
+
+def new_ring(partitions: Sequence[PartitionId], servers: Mapping[ServerId, str], replicas: int) -> Ring:
+    return builder.new_ring(partitions, servers, replicas, key_hash)
 
 
 def ring_of(count: int) -> Ring:

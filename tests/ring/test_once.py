@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from kvstore.errors import UndecodableNode
-from kvstore.ring import Pace, Ring, decode, encode, new_ring, operations, steps
+from kvstore.ring import Pace, Ring, decode, encode, operations, steps
 from kvstore.ring.once import once, plan_token
 from kvstore.ring.operations import FORGOTTEN_MAX, MARK_BYTES, REMEMBERED_MAX, find, mark_of
 from kvstore.types import PartitionId, ServerId
+from tests.ring.rings import new_ring
 
 ONE = new_ring([PartitionId("p1")], {ServerId("n1"): ""}, 1)
 

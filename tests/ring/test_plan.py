@@ -6,13 +6,37 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from sortedcontainers import SortedDict
 
-from kvstore.ring import TOKENS, Member, Move, MoveId, MoveState, PartitionState, Ring, decode, encode, plan, steps
+from kvstore.ring import (
+    MURMUR3,
+    SLOTS_HASH,
+    TOKENS,
+    KeyHash,
+    Member,
+    Move,
+    MoveId,
+    MoveState,
+    PartitionState,
+    Ring,
+    decode,
+    encode,
+    new_ring,
+    plan,
+    steps,
+)
 from kvstore.types import PartitionId
-from tests.ring.rings import advance, balance, differences, grown, ids, members, owned, ring_of, settle
+from tests.ring.rings import SERVERS, advance, balance, differences, grown, ids, members, owned, ring_of, settle
 
+SLOT = SLOTS_HASH.unit
 P1, P2, P4 = PartitionId("p1"), PartitionId("p2"), PartitionId("p4")
 
 
@@ -137,10 +161,11 @@ def test_leaver_passes_on_a_range_that_it_still_gets() -> None:
 
 
 def test_shift_takes_the_largest_ranges_and_cuts_the_last() -> None:
-    ring = plan.shift(ring_of(3), P1, P2, 100_000_000)
-    assert sum(move.size for move in ring.moves.values()) == 100_000_000
+    ring, unit = plan.shift(ring_of(3), P1, P2, 100_000_000), ring_of(3).hash.unit
+    size = sum(move.size for move in ring.moves.values())
+    assert 100_000_000 <= size < 100_000_000 + unit, "rounded up to whole slots"
     assert {(move.source, move.target) for move in ring.moves.values()} == {(P1, P2)}
-    assert owned(settle(ring))[P2] == owned(ring_of(3))[P2] + 100_000_000
+    assert owned(settle(ring))[P2] == owned(ring_of(3))[P2] + size
 
 
 def test_shift_of_more_than_a_partition_owns_is_refused() -> None:
@@ -149,10 +174,10 @@ def test_shift_of_more_than_a_partition_owns_is_refused() -> None:
 
 
 def test_range_moves_from_all_its_owners() -> None:
-    ring = plan.shift_range(ring_of(3), 0, TOKENS // 8, P2)
+    ring = plan.shift_range(ring_of(3), 0, TOKENS // 8 - 1, P2)
     after = settle(ring)
     assert all(after.owner_of(token) == P2 for token in range(0, TOKENS // 8, 1_000_003))
-    assert after.owner_of(TOKENS // 8 + 1) == ring_of(3).owner_of(TOKENS // 8 + 1)
+    assert after.owner_of(TOKENS // 8) == ring_of(3).owner_of(TOKENS // 8)
     assert differences(ring_of(3), after) == sum(move.size for move in ring.moves.values())
 
 
@@ -161,18 +186,28 @@ def test_range_in_progress_cannot_move_again() -> None:
     ring = grown(3, 1)
     move = ring.moves[min(ring.moves)]
     with pytest.raises(ValueError, match="is under way"):
-        plan.shift_range(steps.begin(ring, move.id, 1), move.first, move.first, P2)
+        plan.shift_range(steps.begin(ring, move.id, 1), move.first, move.end, P2)
+
+
+@pytest.mark.parametrize(("first", "last"), [(1, SLOT - 1), (0, SLOT), (SLOT // 2, SLOT + 5)])
+def test_part_of_a_slot_cannot_move(first: int, last: int) -> None:
+    ring = new_ring(ids(1, 3), SERVERS, 3, SLOTS_HASH)
+    with pytest.raises(ValueError, match=rf"expected whole slots .* are 0 to {(last // SLOT + 1) * SLOT - 1}$"):
+        plan.shift_range(ring, first, last, P2)
+    assert all(ring.hash.ends_unit(end) for end in plan.shift_range(ring, 0, SLOT - 1, P2).tokens)
 
 
 def test_large_range_moves_in_parts_of_a_32nd() -> None:
-    whole = Ring(1, {P1: Member(P1, ()), P2: Member(P2, ())}, SortedDict({TOKENS - 1: P1}))
+    both = {P1: Member(P1, ()), P2: Member(P2, ())}
+    whole = Ring(1, both, SortedDict({TOKENS - 1: P1}), hash=ring_of(1).hash)
     ring = plan.shift(whole, P1, P2, TOKENS // 2)
     assert len(ring.moves) == 16
     assert len(settle(ring).tokens) == 2
 
 
 def test_moves_never_wrap_around() -> None:
-    odd = Ring(1, {P1: Member(P1, ())}, SortedDict({5: P1}))
+    hash = ring_of(1).hash
+    odd = Ring(1, {P1: Member(P1, ())}, SortedDict({6 * hash.unit - 1: P1}), hash=hash)
     ring = plan.join(odd, members([P2]))
     assert all(move.first <= move.end for move in ring.moves.values())
     assert balance(settle(ring)) <= 1.05
@@ -245,9 +280,11 @@ class Changes(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ring = ring_of(2)
-        self.before = self.ring
         self.names = 2
+
+    @initialize(hash=st.sampled_from([MURMUR3, SLOTS_HASH]))
+    def begin(self, hash: KeyHash) -> None:
+        self.ring = self.before = new_ring(ids(1, 2), SERVERS, 3, hash)
 
     def change(self, ring: Ring) -> None:
         assert ring.version > self.ring.version or ring is self.ring
@@ -301,7 +338,18 @@ class Changes(RuleBasedStateMachine):
     @invariant()
     def the_znode_says_all(self) -> None:
         again = decode(encode(self.ring))
-        for name in ("version", "partitions", "tokens", "moves", "next_move", "pace", "journey", "retired", "routed"):
+        for name in (
+            "version",
+            "partitions",
+            "tokens",
+            "moves",
+            "next_move",
+            "pace",
+            "journey",
+            "retired",
+            "routed",
+            "hash",
+        ):
             assert getattr(again, name) == getattr(self.ring, name), name
 
     @invariant()
@@ -319,8 +367,8 @@ class Changes(RuleBasedStateMachine):
         assert {member.state for member in ring.partitions.values()} == {PartitionState.SERVING}
 
 
-TestChanges = Changes.TestCase
-TestChanges.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
+def test_changes_in_any_order() -> None:
+    run_state_machine_as_test(Changes, settings=settings(max_examples=30, stateful_step_count=20, deadline=None))
 
 
 @settings(max_examples=30, deadline=None)

@@ -6,9 +6,21 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.ring import TOKENS, Ring, decode, encode, new_ring, plan, steps
+from kvstore.ring import TOKENS, Ring, decode, encode, plan, steps
 from kvstore.types import PartitionId
-from tests.ring.rings import SERVERS, advance, balance, differences, grown, ids, members, owned, ring_of, settle
+from tests.ring.rings import (
+    SERVERS,
+    advance,
+    balance,
+    differences,
+    grown,
+    ids,
+    members,
+    new_ring,
+    owned,
+    ring_of,
+    settle,
+)
 
 
 @settings(max_examples=20, deadline=None)

@@ -9,10 +9,23 @@ from hypothesis import strategies as st
 from sortedcontainers import SortedDict
 
 from kvstore.errors import Corrupted, UndecodableNode
-from kvstore.ring import TOKENS, Member, Ring, decode, encode, new_ring, place_replicas, with_partitions
+from kvstore.ring import (
+    MURMUR3,
+    SLOTS_HASH,
+    TOKENS,
+    Member,
+    Ring,
+    TokenRange,
+    builder,
+    decode,
+    encode,
+    place_replicas,
+    with_partitions,
+)
 from kvstore.ring.balance import Balance
 from kvstore.ring.operations import RingOperation
 from kvstore.types import PartitionId, ServerId
+from tests.ring.rings import new_ring
 
 SERVERS = {ServerId(f"n{i}"): "" for i in range(1, 4)}
 
@@ -54,9 +67,10 @@ def test_lookups_agree_with_the_listed_ranges(tokens: dict[int, str]) -> None:
     ("count", "limit"), [(1, 1.0), (2, 1.0001), (3, 1.0001), (10, 1.05), (100, 1.05), (1000, 1.05)]
 )
 def test_partitions_own_at_most_a_twentieth_above_the_mean(count: int, limit: float) -> None:
-    shares = new_ring(ids(count), SERVERS, 3).shares()
+    ring = new_ring(ids(count), SERVERS, 3)
+    shares, unit = ring.shares(), ring.hash.unit / TOKENS
     assert sum(shares.values()) == pytest.approx(1)
-    assert max(shares.values()) * count <= limit
+    assert (max(shares.values()) - 2 * unit) * count <= limit, "an owner has whole slots"
 
 
 def test_join_moves_ranges_only_to_the_newcomer() -> None:
@@ -79,13 +93,51 @@ def test_ring_round_trips() -> None:
     assert (again.version, again.partitions, again.tokens) == (ring.version, ring.partitions, ring.tokens)
 
 
+def test_only_rings_of_murmur3_are_readable_by_older_releases() -> None:
+    one, two = (builder.new_ring(ids(1), SERVERS, 1, hash) for hash in (MURMUR3, SLOTS_HASH))
+    document, hashed = orjson.loads(encode(one)), orjson.loads(encode(two))
+    assert (document["format"], hashed["format"]) == (2, 3)
+    assert "hash" not in document
+    assert hashed == document | {"format": 3, "hash": "slots"}
+    assert (decode(encode(one)).hash, decode(encode(two)).hash) == (MURMUR3, SLOTS_HASH)
+
+
+@pytest.mark.parametrize("change", [{"hash": "md5"}, {"hash": 7}, {"hash": ""}, {"tokens": [5]}])
+def test_ring_with_an_unknown_hash_or_a_divided_slot_is_refused(change: dict[str, object]) -> None:
+    one = builder.new_ring(ids(1), SERVERS, 1, SLOTS_HASH)
+    document = orjson.loads(encode(one)) | {"tokens": [TOKENS - 1], "owners": [0]}
+    assert decode(orjson.dumps(document)).hash is SLOTS_HASH
+    with pytest.raises(UndecodableNode):
+        decode(orjson.dumps(document | change))
+
+
+def test_every_partition_needs_a_slot() -> None:
+    unit, all_ids = SLOTS_HASH.unit, ids(SLOTS_HASH.units)
+    ranges = [TokenRange((slot * unit - 1) % TOKENS, (slot + 1) * unit - 1, all_ids[slot]) for slot in range(1 << 14)]
+    full = Balance(SLOTS_HASH, ranges, all_ids)
+    assert set(full.loads().values()) == {unit}
+    with pytest.raises(ValueError, match="at most 16384 partitions, got 16385"):
+        full.join(PartitionId("more"))
+
+
+def test_newcomer_takes_whole_ranges_of_one_slot() -> None:
+    unit, one = SLOTS_HASH.unit, PartitionId("one")
+    owners = [one if slot % 2 else PartitionId("two") for slot in range(1 << 14)]
+    ranges = [TokenRange((slot * unit - 1) % TOKENS, (slot + 1) * unit - 1, owners[slot]) for slot in range(1 << 14)]
+    balance = Balance(SLOTS_HASH, ranges, [one, PartitionId("two")])
+    balance.join(PartitionId("three"))
+    assert balance.loads()[PartitionId("three")] == 16 * unit
+    assert sum(balance.loads().values()) == TOKENS
+
+
 def test_ring_encodes_operations_as_documented_and_optionally() -> None:
     """See docs/reference/formats.md."""
     ring = new_ring(ids(1), SERVERS, 1)
     assert b"operations" not in encode(ring)
     done = RingOperation("a1", "00ff", 1, 2, 1, 3, (PartitionId("p2"),))
     data = encode(replace(ring, operations=(done,)))
-    assert data.endswith(b',"operations":[["a1","00ff",1,2,1,3,["p2"]]]}')
+    more = b',"hash":"slots"' if ring.hash is SLOTS_HASH else b""
+    assert data.endswith(b',"operations":[["a1","00ff",1,2,1,3,["p2"]]]%b}' % more)
     assert decode(data).operations == (done,)
     assert decode(encode(ring)).operations == ()
 
@@ -98,7 +150,7 @@ def test_malformed_operations_are_refused(operations: bytes) -> None:
 
 
 def test_ring_of_an_unknown_format_is_refused_by_number() -> None:
-    with pytest.raises(Corrupted, match="expected format 1 or 2, got 7"):
+    with pytest.raises(Corrupted, match="expected format 1 to 3, got 7"):
         decode(b'{"format": 7}')
 
 
@@ -159,12 +211,13 @@ def test_more_replicas_than_servers_are_refused() -> None:
 
 def test_rings_of_every_size_up_to_a_thousand_are_balanced() -> None:
     ring = new_ring(ids(1), SERVERS, 3)
-    balance = Balance(ring.ranges(), ring.partitions)
+    balance = Balance(ring.hash, ring.ranges(), ring.partitions)
     owned = dict.fromkeys(ring.partitions, TOKENS)
+    coarse, slices_max = (2 * SLOTS_HASH.unit, 52) if ring.hash is SLOTS_HASH else (0, 42)
     for count, newcomer in enumerate(ids(1000)[1:], start=2):
         before = len(balance.owners)
         balance.join(newcomer)
         owned = balance.loads()
         assert sum(owned.values()) == TOKENS
-        assert max(owned.values()) * count <= 1.05 * TOKENS, f"{count} partitions"
-        assert len(balance.owners) - before <= 42, f"{count} partitions"
+        assert (max(owned.values()) - coarse) * count <= 1.05 * TOKENS, f"{count} partitions"
+        assert len(balance.owners) - before <= slices_max, f"{count} partitions"

@@ -19,7 +19,7 @@ from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.transactions.limits import check_transaction
 from kvstore.ring.builder import new_ring
-from kvstore.ring.hashing import tokens_of
+from kvstore.ring.hashing import MURMUR3
 from kvstore.server.cluster.topology import ClusterTopology
 from kvstore.server.routing.read_transaction import only_reads_several, read_together
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, Seq, ServerId
@@ -174,7 +174,7 @@ class OneServer:
         owners = self.topology.ring.partitions_of(keys)
         if self.failure is not None or self.held_reads is not None or owners.count(owners[0]) < len(keys):
             return NOT_NOW
-        found = self.partitions[owners[0]].read_now(keys, tokens_of(keys), self._now())
+        found = self.partitions[owners[0]].read_now(keys, MURMUR3.tokens_of(keys), self._now())
         if found is not NOT_NOW:
             self.submitted += map(Get, keys)
         return found

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kvstore.client.pinned.pins import PinnedPartition, PinnedStore
 from kvstore.errors import ConfigError
-from kvstore.ring.hashing import TOKENS, token_of
+from kvstore.ring.hashing import MURMUR3, TOKENS
 from kvstore.spark import splits
 from kvstore.spark.options import KeyRange, prefix_range
 from kvstore.spark.splits import POINTS, ReadRequest, contains, plan
@@ -43,8 +43,8 @@ def readers_of(key: bytes, work: list[splits.Work]) -> list[str]:
         for task in work
         for piece in task
         if contains(piece.keys, key)
-        and piece.split.first <= token_of(key) <= piece.split.last
-        and any(first <= token_of(key) <= last for first, last in owners[piece.split.partition])
+        and piece.split.first <= MURMUR3.token_of(key) <= piece.split.last
+        and any(first <= MURMUR3.token_of(key) <= last for first, last in owners[piece.split.partition])
     ]
 
 
@@ -86,7 +86,7 @@ def test_key_in_a_range_of_one_tag_is_searched_at_its_token(start: bytes, more: 
 def test_keys_of_one_tag_are_one_token() -> None:
     (task,) = plan(STORE, ReadRequest(prefix_range(b"order/{7}")))
     (piece,) = task
-    assert piece.split.first == piece.split.last == token_of(b"order/{7}")
+    assert piece.split.first == piece.split.last == MURMUR3.token_of(b"order/{7}")
 
 
 def test_many_keys_are_shared_out_to_tasks() -> None:

@@ -16,7 +16,7 @@ from kvstore.client.core.operations import names_its_partition
 from kvstore.client.core.values import RING, Level, Token
 from kvstore.errors import Moved, NotLeader, OtherCluster, StoreError
 from kvstore.proto import kv_pb2
-from kvstore.ring.hashing import TOKENS, token_of
+from kvstore.ring.hashing import MURMUR3, TOKENS, KeyHash, hash_named
 
 if TYPE_CHECKING:
     from random import Random
@@ -44,6 +44,8 @@ class Routing:
     """Addresses whose last topology was of this cluster."""
     foreign: set[str] = field(default_factory=set)
     """Addresses whose last topology was of another cluster."""
+    hash: KeyHash = MURMUR3
+    """The cluster's key hash, from the first topology on."""
     ring_version: int = 0
     seen_version: int = 0
     """Highest ring version that an answer, or the token of another client, has named."""
@@ -64,7 +66,7 @@ class Routing:
     def partition_of(self, key: bytes) -> str:
         """Return the partition that owns `key`. Requires a topology."""
         bounds, owners = self._ranges
-        return owners[bisect_left(bounds, token_of(key))]
+        return owners[bisect_left(bounds, self.hash.token_of(key))]
 
     def redirect(self, operation: ClientOperation) -> None:
         """Give an operation that is sent again the partition of its key. Raises Moved if it names a partition that has
@@ -186,11 +188,13 @@ class Routing:
 
     def _learn_ring(self, message: kv_pb2.TopologyResponse) -> None:
         ids = [each.id for each in message.partitions]
-        if message.ring_version == self.ring_version or not message.tokens:
+        tokens, placed = message.hashed_tokens or message.tokens, message.hashed_owners or message.owners
+        if message.ring_version == self.ring_version or not tokens:
             return
+        self.hash = hash_named(message.hash)
         # The range that wraps around is listed twice, so that a lookup is one bisection.
-        owners = [ids[place] for place in message.owners]
-        self._ranges = [*message.tokens, TOKENS], [*owners, owners[0]]
+        owners = [ids[place] for place in placed]
+        self._ranges = [*tokens, TOKENS], [*owners, owners[0]]
         self.owners = sorted(set(owners))
         self.partitions = {each: self.partitions.get(each) or PartitionRoute() for each in ids}
         self.ring_version = message.ring_version

@@ -28,6 +28,7 @@ from kvstore.env.tls import Tls
 from kvstore.errors import ConfigError, NoSuchPin, NotAuthenticated, OutcomeUnknown, Retryable, StoreError, Unavailable
 from kvstore.proto import data_pb2, data_pb2_grpc
 from kvstore.ring.cover import flaw
+from kvstore.ring.hashing import HASHES, MURMUR3, KeyHash, hash_named
 from kvstore.rpc import workers
 from kvstore.rpc.channels import open_channel
 from kvstore.rpc.status import from_rpc_error, is_answered
@@ -93,6 +94,8 @@ class PinnedStore:
     ring_version: int
     partitions: tuple[PinnedPartition, ...]
     tls: Tls | None = None
+    hash: KeyHash = MURMUR3
+    """The cluster's key hash, by which keys have tokens."""
 
     @property
     def rows(self) -> int:
@@ -193,12 +196,13 @@ def pin_store(
         partitions=partitions,
         split_bytes=max(0, split_bytes),
         cluster=identity,
+        hashes=sorted(HASHES),
     )
     answer = _ask(config, timeout_s, lambda stub, left_s: stub.Pin(request, timeout=left_s))
     pinned = tuple(map(_pinned_of, answer.partitions))
     if not partitions and (wrong := flaw({each.partition: each.spans for each in pinned})):
         raise OutcomeUnknown(f"pin {answer.id}: {wrong}")
-    return PinnedStore(answer.id, answer.deadline_ms, answer.ring_version, pinned, config.tls)
+    return PinnedStore(answer.id, answer.deadline_ms, answer.ring_version, pinned, config.tls, hash_named(answer.hash))
 
 
 def renew_pin(

@@ -115,17 +115,17 @@ class Evaluator:
         self.needs_proof = False
         self.foreseen = Foreseen(state)
         self.transactions = TransactionRules(self, state, serving_ranges, self.foreseen)
-        self._state, self._epoch, self._config = state, epoch, config
+        self._state, self._epoch, self._config, self._hash = state, epoch, config, state.hash
         self._overlay = Overlay()
         self.usage = Usage(state, epoch, self._overlay, self.foreseen)
         self._next_seq = state.seq + 1
         self.mark = state.mark
         """The highest number of a pin in the log, with entries in flight."""
         self._time_ms = state.record_time_ms
-        self.draft = Draft(self._next_seq, self._time_ms)
+        self.draft = Draft(self._next_seq, self._time_ms, state.hash)
         """The draft of the entry under construction."""
         self._stored: dict[bytes, bytes | None] = {}
-        self._reading = ReadBudget(state.engine)
+        self._reading = ReadBudget(state.engine, state.hash)
         self._ranges: set[RangeId] = set()
         """DELETE_RANGEs that have begun and not ended."""
         self._begun: list[RangeSink] = []
@@ -196,7 +196,7 @@ class Evaluator:
         self._prefixes = self.usage.book.prefixes.all
         if len(items) == 1 and (lone := self._evaluate_lone(items[0], time_ms)) is not None:
             return lone
-        draft = self.draft = Draft(self._next_seq, time_ms)
+        draft = self.draft = Draft(self._next_seq, time_ms, self._hash)
         draft.meter = self._meter = self.usage.meter() if self._prefixes else None
         replies: list[Reply] = []
         rest: list[Item] = []
@@ -247,7 +247,7 @@ class Evaluator:
             return None
         if self._overlay.layers and self._overlay.touched_of([key]):
             return None
-        row_key = data_key(key)
+        row_key = data_key(self._hash, key)
         if self._serving_ranges.writable.slices[row_key[1]] != WHOLE:
             return None
         row = self._state.engine.get(row_key)
@@ -287,7 +287,7 @@ class Evaluator:
     def _evaluate_some(self, draft: Draft, items: list[Item], replies: list[Reply], rest: list[Item]) -> int:
         """Evaluate `items` until the entry is full. Return how many were evaluated."""
         keys = [item[0].key for item in items]
-        data_keys = data_keys_of(keys)
+        data_keys = data_keys_of(self._hash, keys)
         reading = self._reading
         rows = reading.multi_get(data_keys)
         size = reading.size  # subtracted at the end: records that were read together are evaluated together
@@ -387,7 +387,7 @@ class Evaluator:
         if row is UNTOUCHED:
             row = self._overlay.find(key)
         if row is UNTOUCHED:
-            stored = self._stored[key] if key in self._stored else self._reading.get(data_key(key))
+            stored = self._stored[key] if key in self._stored else self._reading.get(data_key(self._hash, key))
             return None if stored is None else record_of(stored)
         return row
 
@@ -443,7 +443,7 @@ class Evaluator:
                 return UNTOUCHED
             if by_key and key in by_key:  # docs/protocol.md Tx9: whoever asked for the delete waits for the transaction
                 continue
-            if may_write(data_key(key)):
+            if may_write(data_key(self._hash, key)):
                 self.live(key)
             elif not self.draft.keys:
                 self.draft.note(key)
@@ -512,7 +512,7 @@ class Evaluator:
                 self._check_version(op)
             if (rule := self.transactions.by_class.get(op.__class__)) is not None:
                 return rule(op, item, row_key)
-            row_keys = [row_key] if batch is None else [data_key(each.key) for each in batch.ops]
+            row_keys = [row_key] if batch is None else [data_key(self._hash, each.key) for each in batch.ops]
             if op.__class__ is Transact and self._is_spread(op, item, row_key, row_keys):
                 return UNTOUCHED
             if not self.is_kept(item, row_keys) or (self.foreseen.locks and not self._is_free(item)):
@@ -596,7 +596,7 @@ class Evaluator:
         start, end, request, assigned = op.key, op.end, op.request, op.assigned
         so_far = op if isinstance(op, RestOfRange) else None
         count = 0 if so_far is None else so_far.count
-        hash_of_key = hash_at_hand(start, data_key(start)) if so_far is None else so_far.hash_of_key
+        hash_of_key = hash_at_hand(start, data_key(self._hash, start)) if so_far is None else so_far.hash_of_key
         try:
             known = UNTOUCHED if request is None or so_far is not None else self._known_range(request, hash_of_key)
         except StoreError as error:

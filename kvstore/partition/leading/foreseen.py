@@ -13,7 +13,6 @@ from kvstore.partition.state.overlay import Layer, TransactionChanges
 from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import Tokens
 from kvstore.partition.state.traits import KEYLESS
-from kvstore.ring.hashing import token_of
 
 LINE_MAX = 64
 """Maximum number of operations that wait for one key, and of transactions that wait for another one at the same home,
@@ -111,7 +110,11 @@ class Foreseen:
 
     def locked_between(self, start: bytes, end: bytes, tokens: Tokens) -> list[bytes]:
         """Return the locked keys in [start, end) with one of these tokens. An empty `end` means up to the last key."""
-        return [key for key in self.locks if start <= key and (not end or key < end) and tokens.holds(token_of(key))]
+        return [
+            key
+            for key in self.locks
+            if start <= key and (not end or key < end) and tokens.holds(self._state.hash.token_of(key))
+        ]
 
     # ── home's own keys ───────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -21,7 +21,6 @@ from kvstore.partition.state.rows import data_key, expiry_of
 from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import Tokens
 from kvstore.partition.state.traits import POINT_READS
-from kvstore.ring.hashing import token_of
 
 
 class _HeldRead(NamedTuple):
@@ -54,7 +53,7 @@ class HeldReads:
     def sift(self, reads: list[Read], now: float, now_ms: int, readable: Tokens) -> list[Read]:
         """Hold back the reads of single keys that have to wait, and return the others. `now_ms` is the time at which
         keys count as expired. Raises OSError if the engine cannot read."""
-        by_key = self._state.intents.by_key
+        by_key, token_of = self._state.intents.by_key, self._state.hash.token_of
         return [
             read
             for read in reads
@@ -117,7 +116,7 @@ class HeldReads:
         return True
 
     def _between(self, start: bytes, end: bytes, first: int, now_ms: int, readable: Tokens) -> list[Intent]:
-        found = self._state.intents
+        found, token_of = self._state.intents, self._state.hash.token_of
         return [
             intent
             for key, of_key in found.by_key.items()
@@ -130,7 +129,7 @@ class HeldReads:
         ]
 
     def _has_expired(self, key: bytes, now_ms: int) -> bool:
-        row = self._state.engine.get(data_key(key))
+        row = self._state.engine.get(data_key(self._state.hash, key))
         return row is not None and 0 < expiry_of(row) <= now_ms
 
     def resolved(self, keys: Iterable[bytes]) -> None:
@@ -210,7 +209,10 @@ def is_undecided(state: ReplicaState, op: Op) -> bool:
     if op.code in POINT_READS:
         return op.key in exclusive
     start, end, first = _range_of(op)
-    return any(token_of(each.key) >= first for each in state.intents.exclusive_between(start, end, op.assigned))
+    token_of = state.hash.token_of
+    return any(
+        token_of(each.key) >= first for each in state.intents.exclusive_between(state.hash, start, end, op.assigned)
+    )
 
 
 def _range_of(op: Op) -> tuple[bytes, bytes, int]:

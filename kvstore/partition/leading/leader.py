@@ -660,7 +660,7 @@ class Leader:
         self._wake()
 
     def _owns(self, key: bytes) -> bool:
-        return self.serving_ranges.may_read(data_key(key))
+        return self.serving_ranges.may_read(data_key(self._state.hash, key))
 
     def _queue_own(self, op: Op, sink: Sink, token: int) -> None:
         """Queue an operation of this leader's transactions in front of all others."""

@@ -54,7 +54,7 @@ class TransactionRules:
     def __init__(
         self, evaluator: Evaluating, state: ReplicaState, serving_ranges: ServingRanges, foreseen: Foreseen
     ) -> None:
-        self._evaluator, self._state = evaluator, state
+        self._evaluator, self._state, self._hash = evaluator, state, state.hash
         self._serving_ranges, self._foreseen = serving_ranges, foreseen
         self.is_under_way: Callable[[Attempt], bool] = lambda attempt: False
         self.prepared: PreparedAnswers | None = None
@@ -75,9 +75,9 @@ class TransactionRules:
 
     # docs/protocol.md Tx4
     def _prepare(self, op: Prepare, item: Any, row_key: bytes) -> Result:
-        row_keys = [data_key(each.key) for each in op.ops]
+        row_keys = [data_key(self._hash, each.key) for each in op.ops]
         may_read = self._serving_ranges.may_read
-        if not row_keys or data_key(op.key) not in row_keys:
+        if not row_keys or data_key(self._hash, op.key) not in row_keys:
             raise InvalidRequest("expected one or more operations in PREPARE, among them one on its key")
         if may_read(row_key) and not all(map(may_read, row_keys)):
             raise Unavailable(f"partition {self._state.partition}: some keys of the transaction have moved; retry")
@@ -185,7 +185,7 @@ class TransactionRules:
         if self.is_running(op):
             return True  # it joins the running attempt
         foreseen, may_read = self._foreseen, self._serving_ranges.may_read
-        own = tuple(each for each in op.ops if may_read(data_key(each.key)))
+        own = tuple(each for each in op.ops if may_read(data_key(self._hash, each.key)))
         keys, written = list(dict.fromkeys(each.key for each in own)), written_keys(own)
         is_alone = _names_versions(own)
         is_last, is_taken = self.is_home_last(op), self._is_taken(keys, written, shares=not is_alone)
@@ -196,7 +196,7 @@ class TransactionRules:
             return False
         if is_taken and not is_last and self._waits(item, keys, may_wait=True):
             return False
-        is_free = not is_taken and self._serving_ranges.takes_writes([data_key(key) for key in keys])
+        is_free = not is_taken and self._serving_ranges.takes_writes([data_key(self._hash, key) for key in keys])
         if is_free and any(getattr(each, "flags", 0) for each in own):
             effects = _Effects(None, self._evaluator.draft.time_ms, dict.fromkeys(keys, 0))
             carry_out_batch(_Part(effects, self._evaluator.live), Transact(op.key, own, op.flags))
@@ -210,7 +210,7 @@ class TransactionRules:
         assert running is not None
         if not running.is_alive:
             raise Unavailable(f"partition {self._state.partition}: the attempt at the transaction has ended")
-        row_keys = [data_key(each.key) for each in op.ops]
+        row_keys = [data_key(self._hash, each.key) for each in op.ops]
         if not all(map(self._serving_ranges.may_read, row_keys)):
             raise Unavailable(f"partition {self._state.partition}: keys of the transaction have moved; retry")
         if not self._evaluator.is_kept(item, row_keys) or not self._evaluator.is_behind(item, mark_of(op)):

@@ -33,7 +33,6 @@ from kvstore.partition.state.rows import (
 )
 from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import PART, WHOLE, Tokens
-from kvstore.ring.hashing import token_of
 
 ROWS_PER_STEP = 512
 """Rows that a scan by token reads between two turns of the event loop."""
@@ -58,7 +57,7 @@ def find(state: ReplicaState, ops: list[Op], now_ms: int, readable: Tokens) -> l
     record_time_ms = state.record_time_ms
     slices = readable.slices
     answers: list[Result | Expired] = []
-    row_keys = [data_key(op.key) for op in ops]
+    row_keys = [data_key(state.hash, op.key) for op in ops]
     for op, row_key, row in zip(ops, row_keys, state.engine.multi_get(row_keys), strict=True):
         slice_ = slices[row_key[1]]
         if slice_ != WHOLE and not (slice_ == PART and readable.holds_row(row_key)):
@@ -148,6 +147,7 @@ def overdue(
     """Return up to `most` `writable` keys that have expired, the earliest expiry first, and where to continue; empty at
     the end. Considers at most OVERDUE_MAX keys from `begin` on."""
     found: list[bytes] = []
+    token_of = state.hash.token_of
     first, end = max(begin, rows.ALL_EXPIRY[0]), rows.expiry_key(now_ms + 1, b"")
     for looked, (row_key, _) in enumerate(state.engine.iterate(first, end)):
         if looked == OVERDUE_MAX or len(found) == most:

@@ -11,7 +11,6 @@ from kvstore.partition.state.commands import DeleteRange, RequestId, Result, Sin
 from kvstore.partition.state.draft import Draft
 from kvstore.partition.state.overlay import Overlay
 from kvstore.partition.state.tokens import Tokens
-from kvstore.ring.hashing import token_of
 
 RANGE_KEYS_MAX = 1000
 RANGE_BYTES_MAX = 1 << 20
@@ -80,5 +79,6 @@ def written_between(overlay: Overlay, draft: Draft, start: bytes, end: bytes | N
     construction, write."""
     changed = overlay.rows_between(start, end)
     own = draft.layer.rows.items()
+    token_of = draft.hash.token_of
     changed.update({key: row for key, row in own if key >= start and (end is None or key < end)})
     return [key for key, row in changed.items() if row is not None and tokens.holds(token_of(key))]

@@ -17,7 +17,7 @@ from kvstore.partition.state.commands import Flag, Range, Record, Result
 from kvstore.partition.state.rows import ORDER, data_keys_of, record_of
 from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import Tokens
-from kvstore.ring.hashing import token_of
+from kvstore.ring.hashing import KeyHash
 
 PAGE_KEYS_MAX = 1000
 """Maximum number of keys in one page of a scan: some milliseconds of work."""
@@ -91,7 +91,7 @@ def scan(
     some_max = _KEYS_PER_READ_MIN
     while at < len(keys):
         some = keys[at : at + some_max]
-        for key, row in zip(some, state.engine.multi_get(data_keys_of(some)), strict=True):
+        for key, row in zip(some, state.engine.multi_get(data_keys_of(state.hash, some)), strict=True):
             assert row is not None, f"{key!r} is in the index and has no record"
             if size >= PAGE_BYTES_MAX or read >= READ_BYTES_MAX:
                 return Expired(expired) if expired else ScanPage(items, keys[at - 1] if backwards else key)
@@ -157,7 +157,7 @@ def _count(state: ReplicaState, start: bytes, end: bytes, limit: int, now_ms: in
     while True:
         keys = [key[1:] for key, _ in islice(order, ROWS_PER_STEP)]
         looked += len(keys)
-        mine = _held(readable, keys) if has_foreign_rows else keys
+        mine = _held(readable, state.hash, keys) if has_foreign_rows else keys
         page = _without(overdue, mine, None, state.record_time_ms)
         if isinstance(page, Expired):
             return page
@@ -192,7 +192,7 @@ def _order(state: ReplicaState, start: bytes, end: bytes, *, backwards: bool = F
 
 
 def _of(readable: Tokens, state: ReplicaState, keys: list[bytes]) -> list[bytes]:
-    return _held(readable, keys) if _may_have_foreign_rows(readable, state) else keys
+    return _held(readable, state.hash, keys) if _may_have_foreign_rows(readable, state) else keys
 
 
 def _may_have_foreign_rows(readable: Tokens, state: ReplicaState) -> bool:
@@ -200,8 +200,8 @@ def _may_have_foreign_rows(readable: Tokens, state: ReplicaState) -> bool:
     return readable.spans != state.ownership.owned.spans or state.ownership.has_foreign_rows
 
 
-def _held(readable: Tokens, keys: list[bytes]) -> list[bytes]:
-    return [key for key in keys if readable.holds(token_of(key))]
+def _held(readable: Tokens, hash: KeyHash, keys: list[bytes]) -> list[bytes]:
+    return [key for key, token in zip(keys, hash.tokens_of(keys), strict=True) if readable.holds(token)]
 
 
 def page_keys(limit: int) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from kvstore.partition.state.engine import Engine
 from kvstore.partition.state.rows import data_keys_of
+from kvstore.ring.hashing import KeyHash
 
 AT_ONCE_FIRST, AT_ONCE_MAX = 32, 128
 """Records read in one call: at first, and at most while records are small."""
@@ -22,8 +23,8 @@ LOOKED_UP_BYTES = 1 + ENTRY_READ_MAX // 10_000
 class ReadBudget:
     """Limits how much one leader reads to evaluate writes."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, hash: KeyHash) -> None:
+        self._engine, self._hash = engine, hash
         self.at_once = AT_ONCE_FIRST
         """Number of records to read in the next call."""
         self.left = ENTRY_READ_MAX
@@ -54,7 +55,7 @@ class ReadBudget:
         found: dict[bytes, bytes | None] = {}
         while len(found) < len(keys) and (self.left > 0 or not found):
             some = keys[len(found) : len(found) + self.at_once]
-            found.update(zip(some, self.multi_get(data_keys_of(some)), strict=True))
+            found.update(zip(some, self.multi_get(data_keys_of(self._hash, some)), strict=True))
             self.left -= self.size
         return found
 

@@ -23,7 +23,7 @@ class ServingRanges:
     """The tokens that one leadership serves."""
 
     def __init__(self, state: ReplicaState) -> None:
-        self._state = state
+        self._state, self.hash = state, state.hash
         self._sent: deque[MoveRecord] = deque()
         self.blocked_keys: set[bytes] = set()
         """Row keys of batches that wait for a frozen range. Other operations on these records wait behind them."""

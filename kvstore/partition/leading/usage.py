@@ -24,7 +24,6 @@ from kvstore.partition.state.overlay import Overlay
 from kvstore.partition.state.rows import data_keys_of, record_of
 from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import Tokens
-from kvstore.ring.hashing import token_of
 
 KEYS_PER_STEP, KEYS_PER_READ, BYTES_PER_STEP = 256, 16, 1 << 20
 """Limits of one step, which takes some milliseconds. A record may have a megabyte."""
@@ -108,7 +107,7 @@ class Usage:
         found: dict[bytes, int] = {}
         while at < len(keys) and size < BYTES_PER_STEP:
             some = keys[at : at + KEYS_PER_READ]
-            for key, row in zip(some, state.engine.multi_get(data_keys_of(some)), strict=True):
+            for key, row in zip(some, state.engine.multi_get(data_keys_of(state.hash, some)), strict=True):
                 if row is not None:
                     found[key] = len(record_of(row).value)
                     size += len(row)
@@ -132,7 +131,11 @@ class Usage:
         given back by an abort."""
         for intent in self._foreseen.intents:
             key, effect = intent.key, intent.record.effect
-            if start <= key and (not end or key < end) and self._state.ownership.owned.holds(token_of(key)):
+            if (
+                start <= key
+                and (not end or key < end)
+                and self._state.ownership.owned.holds(self._state.hash.token_of(key))
+            ):
                 if effect == IntentEffect.DELETE:
                     found.pop(key, None)
                 elif effect != IntentEffect.NONE and self.book.find(key) is not None:

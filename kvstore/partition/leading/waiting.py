@@ -99,9 +99,10 @@ def _moved(op: Op, serving_ranges: ServingRanges) -> Moved | None:
     """Return the error that names the owner of the operation's key, or None if this partition owns the key."""
     if op.code in KEYLESS or isinstance(op, Decide | End):
         return None
+    hash = serving_ranges.hash
     try:
         is_whole = op.ops and not isinstance(op, Transact | Prepare)  # these go where their first key is
-        keys = [data_key(each.key) for each in op.ops] if is_whole else [data_key(op.key)]
+        keys = [data_key(hash, each.key) for each in op.ops] if is_whole else [data_key(hash, op.key)]
     except (TypeError, AttributeError):
         return None  # malformed: refused when it is evaluated
     return next((serving_ranges.moved(key) for key in keys if not serving_ranges.may_read(key)), None)

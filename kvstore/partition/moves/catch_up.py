@@ -99,7 +99,7 @@ class SourceFollower:
     async def _log_all(self, read: Sequence[LogEntry], found: ImportedRange) -> int:
         """Log the changes of several entries. Return the bytes of the entries."""
         size = turn = 0
-        changes = pages.RangeChanges(found.span)
+        changes = pages.RangeChanges(found.span, self._state.hash)
         for logged in read:
             self._take(changes, logged, found)
             size += len(logged.payload)
@@ -108,7 +108,7 @@ class SourceFollower:
                 await asyncio.sleep(0)
             if changes.size >= pages.PAGE_BYTES:
                 await self._log(changes, logged.position, found)
-                changes = pages.RangeChanges(found.span)
+                changes = pages.RangeChanges(found.span, self._state.hash)
         if read and (not changes.is_empty or size > pages.PAGE_BYTES):
             await self._log(changes, read[-1].position, found)
         if read:

@@ -32,6 +32,7 @@ from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import TokenSpan
 from kvstore.proto import entry_pb2
 from kvstore.proto.arrays import ArrayDecoder
+from kvstore.ring.hashing import KeyHash
 from kvstore.types import Position
 
 PAGE_BYTES = 256 << 10
@@ -129,8 +130,8 @@ def _rows(state: ReplicaState, span: TokenSpan, cursor: bytes) -> tuple[list[byt
 class RangeChanges:
     """The changes to a range in entries of the source's log: the last change of each row."""
 
-    def __init__(self, span: TokenSpan) -> None:
-        self._span = span
+    def __init__(self, span: TokenSpan, hash: KeyHash) -> None:
+        self._span, self._hash = span, hash
         self._picked = PickedRequests(span)
         self._rows: dict[bytes, bytes] = {}
         self._bytes = 0
@@ -163,7 +164,7 @@ class RangeChanges:
         for kind, seq, key, value, created, expires_ms, _ in entry.mutations():
             if kind == NOTE:
                 continue
-            row_key = data_key(key)
+            row_key = data_key(self._hash, key)
             if not first <= int.from_bytes(row_key[1:5], "big") <= last:
                 continue
             if kind in OF_TRANSACTIONS:

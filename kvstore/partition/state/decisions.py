@@ -15,7 +15,7 @@ from kvstore.partition.state.intents import IntentName, decode_with
 from kvstore.partition.state.internal import Attempt
 from kvstore.partition.state.tokens import TokenSpan
 from kvstore.proto.arrays import ArrayDecoder
-from kvstore.ring.hashing import token_of
+from kvstore.ring.hashing import KeyHash
 
 DECISIONS_MAX = 4096
 """Maximum number of decisions of a partition. Further transactions are refused with Overloaded."""
@@ -113,9 +113,9 @@ class Decisions:
         found = self.by_attempt.get(attempt)
         return found is not None and found.names(key, seq)
 
-    def within(self, span: TokenSpan) -> list[Decision]:
+    def within(self, hash: KeyHash, span: TokenSpan) -> list[Decision]:
         """Return the decisions whose home keys have tokens in `span`."""
-        return [each for each in self.by_attempt.values() if span.holds(token_of(each.home))]
+        return [each for each in self.by_attempt.values() if span.holds(hash.token_of(each.home))]
 
     def add(self, decision: Decision) -> None:
         """Add a decision. Does nothing if the attempt's decision is known."""

@@ -34,6 +34,7 @@ from kvstore.partition.state.overlay import UNTOUCHED, Layer, Row, TransactionCh
 from kvstore.partition.state.results import encode_result
 from kvstore.partition.state.retry_table import BYTES_PER_CLIENT, BYTES_PER_RESULT
 from kvstore.partition.state.rows import data_key
+from kvstore.ring.hashing import KeyHash
 from kvstore.types import PartitionId
 
 _CREATED, _OVERWRITTEN = bytes((CREATE,)), bytes((OVERWRITE,))
@@ -76,6 +77,7 @@ class Draft(Struct, eq=False):
 
     first_seq: int
     time_ms: int
+    hash: KeyHash
     size: int = 0
     """Approximate size of the entry in bytes: of the mutations and the remembered results that have been added."""
     kinds: bytearray = field(default_factory=bytearray)
@@ -242,7 +244,7 @@ class Draft(Struct, eq=False):
         self.kinds.append(kind)
         self.keys.append(key)
         self.size += len(key)
-        self.data_keys.append(data_key(key))
+        self.data_keys.append(data_key(self.hash, key))
 
     def _set(self, key: bytes, row: Row | None) -> None:
         if self._undo is not None:

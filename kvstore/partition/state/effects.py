@@ -54,6 +54,7 @@ from kvstore.partition.state.rows import (
     transaction_key,
 )
 from kvstore.partition.state.tokens import TokenSpan
+from kvstore.ring.hashing import KeyHash
 
 _MOVING = (ALL_DATA[0], ALL_INTENTS[0], ALL_DECISIONS[0])
 """Prefixes of the rows that move with a range."""
@@ -162,13 +163,13 @@ def _replace(engine: Engine, batch: EngineBatch, span: TokenSpan, record: Import
 # ── mutations of keys ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def change(batch: EngineBatch, entry: Entry, data_keys: list[bytes] | None, crc: int) -> tuple[int, int]:
+def change(batch: EngineBatch, entry: Entry, hash: KeyHash, data_keys: list[bytes] | None, crc: int) -> tuple[int, int]:
     """Add the changes of an entry to the batch. `data_keys` are the row keys of the entry's keys, if the caller has
     them, and `crc` is the checksum before the entry. Returns the change in the number of keys, and the checksum after
     the entry."""
     keys, ages = entry.keys, entry.ages
     if entry.kinds in LONE:  # one put without expiries, handled without building lists
-        seq, row_key = entry.first_seq, data_key(keys[0]) if data_keys is None else data_keys[0]
+        seq, row_key = entry.first_seq, data_key(hash, keys[0]) if data_keys is None else data_keys[0]
         if ages:
             row = pack_aged(AGED, seq, entry.time_ms, seq - ages[0]) + entry.values[0]
         else:
@@ -177,7 +178,7 @@ def change(batch: EngineBatch, entry: Entry, data_keys: list[bytes] | None, crc:
         batch.put(row_key, row)
         return 0 if ages else 1, crc32c(row, crc32c(row_key, crc))
     if data_keys is None:
-        data_keys = data_keys_of(keys)
+        data_keys = data_keys_of(hash, keys)
     are_puts = len(entry.values) == len(keys) and not (entry.expires_ms or entry.replaced_ms)
     created, written = (_put_all if are_puts else _change_all)(batch, entry, data_keys)
     return created, fold(crc, data_keys, written)

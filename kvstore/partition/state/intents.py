@@ -20,7 +20,7 @@ from kvstore.errors import Corrupted, WrittenByNewer
 from kvstore.partition.state.internal import Attempt
 from kvstore.partition.state.tokens import Tokens, TokenSpan
 from kvstore.proto.arrays import ArrayDecoder
-from kvstore.ring.hashing import token_of
+from kvstore.ring.hashing import KeyHash
 
 INTENTS_MAX = 4096
 """Maximum number of intents of a partition. Further PREPAREs are refused with Overloaded."""
@@ -214,19 +214,22 @@ class Intents:
         """Return the intents of the attempt."""
         return tuple(self.by_attempt.get(attempt, {}).values())
 
-    def exclusive_between(self, start: bytes, end: bytes, tokens: Tokens | None = None) -> list[Intent]:
+    def exclusive_between(self, hash: KeyHash, start: bytes, end: bytes, tokens: Tokens | None = None) -> list[Intent]:
         """Return the exclusive intents on keys in [start, end). An empty `end` means up to the last key. If `tokens` is
         given, only keys with these tokens count."""
         return [
             intent
             for key, intent in self.exclusive.items()
-            if start <= key and (not end or key < end) and (tokens is None or tokens.holds(token_of(key)))
+            if start <= key and (not end or key < end) and (tokens is None or tokens.holds(hash.token_of(key)))
         ]
 
-    def within(self, span: TokenSpan) -> list[Intent]:
+    def within(self, hash: KeyHash, span: TokenSpan) -> list[Intent]:
         """Return the intents on keys with tokens in `span`."""
         return [
-            intent for key, of_key in self.by_key.items() if span.holds(token_of(key)) for intent in of_key.values()
+            intent
+            for key, of_key in self.by_key.items()
+            if span.holds(hash.token_of(key))
+            for intent in of_key.values()
         ]
 
     def add(self, intent: Intent) -> None:

@@ -52,7 +52,7 @@ class PinnedScan:
         assert held.is_resolved, "intents of a pinned view are not resolved"
         self._held, self._start, self._end = held, start, end
         self._keys_only, self._intents_only, self._page_bytes = keys_only, intents_only, page_bytes
-        few = _few(held.view, start, end) if (start or end) and not intents_only else None
+        few = _few(held, start, end) if (start or end) and not intents_only else None
         if few is None:
             self._cursors = _cursors(held, span, after, intents_only=intents_only)
         else:
@@ -174,11 +174,11 @@ class _ReplacedRows:
         return self._changed.popleft()
 
 
-def _few(view: View, start: bytes, end: bytes) -> list[bytes] | None:
+def _few(held: PinnedView, start: bytes, end: bytes) -> list[bytes] | None:
     """Return the row keys of keys in [start, end), in order; None if there are more than FEW_KEYS."""
     last = ORDER + end if end else ALL_ORDER[1]
-    keys, _ = view.cursor(ORDER + start, last).take(FEW_KEYS + 1, KEY_BYTES_MAX * (FEW_KEYS + 1))
-    return sorted(data_key(key[1:]) for key in keys) if len(keys) <= FEW_KEYS else None
+    keys, _ = held.view.cursor(ORDER + start, last).take(FEW_KEYS + 1, KEY_BYTES_MAX * (FEW_KEYS + 1))
+    return sorted(data_key(held.hash, key[1:]) for key in keys) if len(keys) <= FEW_KEYS else None
 
 
 class _PickedRows:

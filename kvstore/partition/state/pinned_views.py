@@ -19,7 +19,7 @@ from kvstore.partition.state.internal import Attempt
 from kvstore.partition.state.marks import MarkRecord
 from kvstore.partition.state.tokens import Tokens
 from kvstore.proto import pinned_page
-from kvstore.ring.hashing import token_of
+from kvstore.ring.hashing import KeyHash
 from kvstore.types import PartitionId, Position, Seq
 
 HELD_MAX = 32
@@ -41,6 +41,7 @@ class PinnedView:
     records: int
     """Number of records, including expired ones."""
     view: View
+    hash: KeyHash
     hides_expired: bool
     """True if the view contains expired records, which readers must treat as absent."""
     number: int = 0
@@ -62,7 +63,7 @@ class PinnedView:
     def outcome(self, home: bytes, attempt: Attempt, key: bytes, seq: int) -> bool | None:
         """Return True if an intent with this home key is committed at the pin, and False if it is not, by the decisions
         of this view. Returns None if the view does not own the home key."""
-        return self.decisions.commits(attempt, key, seq) if self.owned.holds(token_of(home)) else None
+        return self.decisions.commits(attempt, key, seq) if self.owned.holds(self.hash.token_of(home)) else None
 
     def resolve(self, committed: Iterable[Intent]) -> None:
         """Record which of `intents` are committed; the others are aborted or not decided at the pin."""
@@ -75,15 +76,15 @@ class PinnedView:
                 created = asked.created if asked.effect == IntentEffect.PUT and asked.created else intent.seq
                 row = rows.encode_record(asked.value, intent.seq, created, self.time_ms, asked.expires_ms)
                 self.hides_expired |= 0 < asked.expires_ms <= self.time_ms
-            found[rows.data_key(intent.key)] = row
+            found[rows.data_key(self.hash, intent.key)] = row
         self.committed_rows = found
 
 
 class PinnedViews:
     """The pinned views of one replica."""
 
-    def __init__(self, partition: PartitionId, engine: Engine) -> None:
-        self._partition, self._engine = partition, engine
+    def __init__(self, partition: PartitionId, engine: Engine, hash: KeyHash) -> None:
+        self._partition, self._engine, self._hash = partition, engine, hash
         self.by_pin: dict[str, PinnedView] = {}
         self.passed_ms: Callable[[], int] = lambda: 0
         """The server's time by which views end; 0 if only record time counts (docs/protocol.md, P31)."""
@@ -124,7 +125,9 @@ class PinnedViews:
         view = self._engine.view((rows.ALL_DATA, rows.ALL_ORDER))
         expired = rows.ALL_EXPIRY[0], rows.expiry_key(time_ms + 1, b"")
         hides_expired = next(self._engine.iterate(*expired), None) is not None
-        held = PinnedView(mark.pin, mark.deadline_ms, position, seq, time_ms, owned, records, view, hides_expired)
+        held = PinnedView(
+            mark.pin, mark.deadline_ms, position, seq, time_ms, owned, records, view, self._hash, hides_expired
+        )
         held.number, held.intents, held.decisions = mark.number, intents, Decisions(decisions)
         self.by_pin[mark.pin] = held
 

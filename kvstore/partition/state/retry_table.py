@@ -27,7 +27,7 @@ from kvstore.errors import Corrupted, InvalidRequest, Overloaded, RequestExpired
 from kvstore.partition.state.commands import RequestId
 from kvstore.partition.state.entry import Requests, requests_message, requests_of
 from kvstore.proto import entry_pb2
-from kvstore.ring.hashing import token_of
+from kvstore.ring.hashing import KeyHash
 
 BYTES_PER_CLIENT = 600
 """Approximate memory that a client takes."""
@@ -47,9 +47,9 @@ _Chain = tuple[int, Remembered, int, int, Any]
 """Key hash, result, row, cost in bytes, and the next chain link of the same sequence or None."""
 
 
-def key_hash(key: bytes) -> int:
+def key_hash(hash: KeyHash, key: bytes) -> int:
     """Return a hash of the key, combined from its token and a second hash."""
-    return token_of(key) << 32 | mmh3_32_uintdigest(key, 1)
+    return hash.token_of(key) << 32 | mmh3_32_uintdigest(key, 1)
 
 
 def hash_at_hand(key: bytes, row_key: bytes) -> int:

@@ -28,7 +28,7 @@ from typing import NamedTuple
 from kvstore import versions
 from kvstore.errors import WrittenByNewer
 from kvstore.partition.state.commands import Record
-from kvstore.ring.hashing import token_of, tokens_of
+from kvstore.ring.hashing import KeyHash
 from kvstore.types import EntryId, LedgerId, Position, Seq, ServerId
 
 META_KEY = b"m"
@@ -150,14 +150,14 @@ _header = (Struct(">BQQ"), Struct(">BQQQ"), Struct(">BQQQ"), Struct(">BQQQQ"))
 """The header's layout by flags."""
 
 
-def data_key(key: bytes) -> bytes:
+def data_key(hash: KeyHash, key: bytes) -> bytes:
     """Return the row key of the key's record."""
-    return pack_data_key(b"d", token_of(key)) + key
+    return pack_data_key(b"d", hash.token_of(key)) + key
 
 
-def data_keys_of(keys: list[bytes]) -> list[bytes]:
+def data_keys_of(hash: KeyHash, keys: list[bytes]) -> list[bytes]:
     """Return the row keys of many records."""
-    return data_keys_at(tokens_of(keys), keys)
+    return data_keys_at(hash.tokens_of(keys), keys)
 
 
 def data_keys_at(tokens: list[int], keys: list[bytes]) -> list[bytes]:

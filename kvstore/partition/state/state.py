@@ -49,6 +49,7 @@ from kvstore.partition.state.ownership import Ownership
 from kvstore.partition.state.pinned_views import PinnedViews
 from kvstore.partition.state.retry_table import RetryTable, decode_row
 from kvstore.partition.state.rows import NOTHING_REPORTED, ReportedDifference, data_key, data_keys_of, retry_key
+from kvstore.ring.hashing import MURMUR3, KeyHash
 from kvstore.types import PartitionId, Position, Seq, ServerId
 from kvstore.wal.ports import LogEntry
 
@@ -60,11 +61,18 @@ class ReplicaState:
     """The state of one partition on one replica. Its attributes hold what can be known without reading the engine."""
 
     def __init__(
-        self, partition: PartitionId, engine: Engine, config: PartitionConfig, can: int = versions.LATEST
+        self,
+        partition: PartitionId,
+        engine: Engine,
+        config: PartitionConfig,
+        can: int = versions.LATEST,
+        hash: KeyHash = MURMUR3,
     ) -> None:
         """`can` is the highest cluster version that this server supports. Raises WrittenByNewer if the engine's rows
-        have an unknown format, and ClusterTooNew if the log was written under a higher cluster version."""
+        have an unknown format, and ClusterTooNew if the log was written under a higher cluster version. `hash` is the
+        cluster's key hash."""
         self.can = can
+        self.hash = hash
         self.log_version = versions.FIRST
         """The cluster version under which the log is written, according to the applied entries."""
         self.partition = partition
@@ -109,7 +117,7 @@ class ReplicaState:
         """The decisions whose home keys are owned."""
         self.mark = 0
         """The highest number of a pin in the log (docs/protocol.md Tx13)."""
-        self.pinned_views = PinnedViews(partition, engine)
+        self.pinned_views = PinnedViews(partition, engine, hash)
         """The views at pinned positions."""
         self._digests: list[RangeDigest] = []
         self.is_whole = True
@@ -174,7 +182,7 @@ class ReplicaState:
             except Corrupted as error:
                 refused = error
                 break
-            created, crc = change(batch, entry, None, crc)
+            created, crc = change(batch, entry, self.hash, None, crc)
             position, seq, epoch, time_ms = at, seq + len(entry.keys), entry.epoch, entry.time_ms
             count += created
             stood.append((seq, crc))
@@ -215,10 +223,10 @@ class ReplicaState:
                 data_keys, crc = record.keys, fold_import(crc, entry.control)
         elif entry.keys:
             if data_keys is None and (self._digests or entry.transactions):
-                data_keys = data_keys_of(entry.keys)
+                data_keys = data_keys_of(self.hash, entry.keys)
             if entry.transactions:
                 check_transactions(entry, self.intents, self.decisions)
-            created, crc = change(batch, entry, data_keys, crc)
+            created, crc = change(batch, entry, self.hash, data_keys, crc)
             count += created
         self.is_whole = False
         if entry.requests is not None or self.retries.idle:
@@ -262,9 +270,9 @@ class ReplicaState:
         elif isinstance(record, Release):
             frozen = self.ownership.frozen_by(record.move)
             assert frozen is not None
-            for intent in self.intents.within(frozen.span):
+            for intent in self.intents.within(self.hash, frozen.span):
                 self.intents.remove(*intent.name)
-            for decision in self.decisions.within(frozen.span):
+            for decision in self.decisions.within(self.hash, frozen.span):
                 self.decisions.remove(decision.attempt)
 
     def _mark(self, position: Position, entry: Entry) -> None:
@@ -467,7 +475,7 @@ class ReplicaState:
     def get(self, key: bytes) -> Record | None:
         """Return the record of a key. Returns None if the key is absent or if its expiry is at or before this state's
         record time."""
-        row = self.engine.get(data_key(key))
+        row = self.engine.get(data_key(self.hash, key))
         if row is None:
             return None
         record = rows.record_of(row)

@@ -12,7 +12,8 @@ nodes write them to the log.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,6 +30,8 @@ calls must not make the log's rotation remove the lines of others."""
 ADDRESSES_MAX = 1_000
 WHY_CHARACTERS_MAX = 300
 NOBODY = "-"
+RECENT_MAX, FIELD_CHARACTERS_MAX = 200, 300
+"""Number of lines kept in memory for the dashboard, and maximum length of each of their fields."""
 
 
 BEGUN = "BEGUN"
@@ -49,6 +52,8 @@ class AuditLog:
     def __init__(self, now: Callable[[], float], date_ms: Callable[[], int], lines: AuditLines) -> None:
         self._now, self._date_ms, self._lines = now, date_ms, lines
         self._addresses: dict[str, _AddressLines] = {}
+        self.recent: deque[Mapping[str, object]] = deque(maxlen=RECENT_MAX)
+        """The last lines, oldest first, each field shortened to FIELD_CHARACTERS_MAX."""
 
     def note(
         self,
@@ -94,6 +99,9 @@ class AuditLog:
             line["why"] = why[:WHY_CHARACTERS_MAX]
         if took_ms is not None:
             line["took_ms"] = round(took_ms)
+        self.recent.append(
+            {name: value[:FIELD_CHARACTERS_MAX] if isinstance(value, str) else value for name, value in line.items()}
+        )
         return orjson.dumps(line).decode()
 
     def refused(self, who: str, address: str, call: str, error: StoreError) -> None:

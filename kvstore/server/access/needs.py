@@ -83,11 +83,20 @@ RPC_NEEDS: dict[str, Check] = {
 HTTP_NEEDS: dict[str, Check] = {
     "/": admin,
     "/ui": admin,
-    "/ui/ledgers": admin,
+    **dict.fromkeys(
+        (
+            f"/ui/{name}"
+            for name in ("ledgers", "partition", "bookie", "clients", "transactions", "snapshots", "slow", "users")
+        ),
+        admin,
+    ),
     "/ui/live": admin,
     "/ui/node": admin,
-    "/ui/ui.css": admin,
+    "/ui/series": admin,
+    **dict.fromkeys((f"/ui/{name}" for name in ("keys", "key", "sessions", "ui.css")), login),
     "/ui/ui.js": admin,
+    "/ui/uplot.css": admin,
+    "/ui/uplot.js": admin,
     "/healthz": nothing,
     "/readyz": nothing,
     "/clusterz": nothing,
@@ -104,5 +113,5 @@ HTTP_NEEDS: dict[str, Check] = {
     ),
     "/v1/watch": _watch,
 }
-"""`/metrics` is for a scraper, which is a user without a role. Below `/v1/` a row is a route of the gateway
-(kvstore/server/gateway/routes.py), and a Guard checks each operation."""
+"""`/metrics` is for a scraper, which is a user without a role. The pages of keys show what their viewer may read. Below
+`/v1/` a row is a route of the gateway (kvstore/server/gateway/routes.py). A Guard checks each operation of both."""

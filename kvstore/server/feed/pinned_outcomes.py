@@ -11,7 +11,6 @@ from kvstore.partition import pinning
 from kvstore.partition.pinning import AskedIntent, DecidedRequest
 from kvstore.partition.state.intents import Intent
 from kvstore.partition.state.pinned_views import PinnedView
-from kvstore.ring.hashing import token_of
 from kvstore.server.feed.pins import CALL_S, PinsSource
 from kvstore.types import PartitionId
 
@@ -77,7 +76,7 @@ class PinnedOutcomes:
         moved since the pin was taken."""
         ring = self._source.topology.ring
         for intent in left:
-            owner = ring.owner_of(token_of(intent.home))
+            owner = ring.partition_of(intent.home)
             if owner not in tried:
                 return owner
         return next((each for each in sorted(ring.partitions) if each not in tried), None)

@@ -26,7 +26,7 @@ from kvstore.meta.store import MetadataStore
 from kvstore.partition import pinning
 from kvstore.partition.pinning import HeldPin, PinnedState, PinRequest
 from kvstore.proto import data_pb2
-from kvstore.ring import PartitionState, Ring, codec
+from kvstore.ring import MURMUR3, PartitionState, Ring, codec
 from kvstore.ring.cover import flaw
 from kvstore.server.peer_calls import PeerCalls
 from kvstore.server.routing.backend import Topology
@@ -73,6 +73,7 @@ class PinKeeper:
     async def pin(self, request: data_pb2.PinRequest) -> data_pb2.PinResponse:
         """Create a pin in partitions that together own every token exactly once, and return the named ones, by default
         all. Raises StoreError. After an error nothing stays pinned, or only until the pin's deadline."""
+        self._check_hash(request.hashes)
         asked = PinRequest(self._id(request.id), _ttl(request.ttl_ms), request.split_bytes)
         named = [PartitionId(each) for each in request.partitions]
         self._check_named(named)
@@ -168,12 +169,12 @@ class PinKeeper:
                         given_back.add(partition)
         return data_pb2.UnpinResponse(partitions=sorted(given_back))
 
-    async def listed(self) -> data_pb2.PinsResponse:
+    async def listed(self, only: PartitionId | None = None) -> data_pb2.PinsResponse:
         """List the pins of every partition of the ring, including retired partitions, which stay in the ring only while
-        a pin holds their log. Raises MetadataError."""
+        a pin holds their log; or of one partition. Raises MetadataError."""
         response = data_pb2.PinsResponse()
         partitions = self._source.topology.ring.partitions
-        for partition in sorted(partitions):
+        for partition in sorted(partitions if only is None else partitions.keys() & {only}):
             found: dict[str, data_pb2.PinStatus] = {}
             is_retired = partitions[partition].state is PartitionState.RETIRED
             for name, pin in await self._pins.all(partition):
@@ -200,6 +201,15 @@ class PinKeeper:
                 await self._pins.release(partition, name)
             response.partitions.extend([partition] if held else [])
         return response
+
+    def _check_hash(self, known: Sequence[str]) -> None:
+        """Raise InvalidRequest unless the caller can compute tokens as this cluster does."""
+        hash = self._source.topology.ring.hash
+        if hash is not MURMUR3 and hash.name not in known:
+            raise InvalidRequest(
+                f"expected a client that knows the key hash {hash.name} of this cluster, got one that knows "
+                f"{', '.join(known) or MURMUR3.name}; upgrade the client"
+            )
 
     def _check_named(self, named: Iterable[PartitionId]) -> None:
         members = self._members()
@@ -289,7 +299,10 @@ class PinKeeper:
     ) -> data_pb2.PinResponse:
         topology = self._source.topology
         response = data_pb2.PinResponse(
-            id=pin, ring_version=topology.ring.version, deadline_ms=min(each.deadline_ms for each in taken.values())
+            id=pin,
+            ring_version=topology.ring.version,
+            deadline_ms=min(each.deadline_ms for each in taken.values()),
+            hash=topology.ring.hash.name,
         )
         for partition in sorted({*named}):
             found = taken[partition]

@@ -14,7 +14,6 @@ from typing import NamedTuple
 from kvstore.errors import InvalidRequest
 from kvstore.partition.state.changes import FeedEntry, Handed, Interest
 from kvstore.ring import Ring
-from kvstore.ring.hashing import token_of
 from kvstore.types import PartitionId
 
 NEW = 0
@@ -37,8 +36,8 @@ class WatchPlan:
     def __init__(self, interest: Interest) -> None:
         self.interest = interest
         self.positions: dict[PartitionId, int] = {}
-        key = interest.key
-        self._token = token_of(key) if key is not None else None
+        self._token: int | None = None
+        """For one key: its token, from `begin` on."""
         self._ended: set[PartitionId] = set()
         """For a range: partitions of which the reader has everything, or that had left when it began."""
         self._doubtful: set[PartitionId] = set()
@@ -58,6 +57,8 @@ class WatchPlan:
         """Return the feeds to follow first. `ring` must be read after the watch was requested. Raises
         InvalidRequest."""
         self._begun_by = ring.version
+        if self.interest.key is not None:
+            self._token = ring.hash.token_of(self.interest.key)
         known = {*ring.partitions, *ring.retired}
         unknown = sorted(set(after) - known)
         if unknown:

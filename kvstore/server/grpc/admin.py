@@ -11,7 +11,6 @@ import grpc
 from kvstore.env import Env
 from kvstore.env.log_output import Output
 from kvstore.env.profiler import Profiler, name_of
-from kvstore.env.slow_log import KEPT
 from kvstore.errors import Corrupted, InvalidRequest, NoSuchLedger, Unavailable
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.cookie_store import CookieStore
@@ -28,6 +27,7 @@ from kvstore.server.grpc.transaction_admin import HostedReplica, TransactionAdmi
 from kvstore.server.namespaces.keeper import Keeper
 from kvstore.server.routing.backend import Backend
 from kvstore.server.status.ledger_survey import LedgerSurvey
+from kvstore.server.status.slow_report import slow_report
 from kvstore.server.status.surveyor import Surveyor
 from kvstore.types import BookieId, LedgerId, PartitionId
 from kvstore.versions import Versions
@@ -142,7 +142,10 @@ class Admin(admin_pb2_grpc.AdminServicer):
         ids = sorted(ring.partitions)
         place = {partition: index for index, partition in enumerate(ids)}
         response = admin_pb2.RingResponse(
-            version=ring.version, tokens=ring.tokens.keys(), owners=[place[owner] for owner in ring.tokens.values()]
+            version=ring.version,
+            tokens=ring.tokens.keys(),
+            owners=[place[owner] for owner in ring.tokens.values()],
+            hash=ring.hash.name,
         )
         for partition in ids:
             member = ring.partitions[partition]
@@ -223,21 +226,7 @@ class Admin(admin_pb2_grpc.AdminServicer):
         return await self._transactions.abandon(request)
 
     async def SlowLog(self, request: admin_pb2.SlowLogRequest, context: Context) -> admin_pb2.SlowLogResponse:
-        slow = self._source.env.slow
-        response = admin_pb2.SlowLogResponse(slow_ms=slow.slow_ms, total=slow.total)
-        for each in slow.latest(request.count or KEPT, request.key):
-            response.operations.add(
-                date_ms=each.date_ms,
-                at=each.at,
-                operation=each.operation,
-                key=each.key,
-                partition=each.partition,
-                took_ms=each.took_s * 1000,
-                parts={name: seconds * 1000 for name, seconds in each.parts.items()},
-                operations=each.operations,
-                starved=each.starved,
-            )
-        return response
+        return slow_report(self._source.env.slow, request.count, request.key)
 
     async def Profile(self, request: admin_pb2.ProfileRequest, context: Context) -> admin_pb2.ProfileResponse:
         profile = await self._profiler.take(request.seconds, request.rate)

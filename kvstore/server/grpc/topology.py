@@ -8,6 +8,7 @@ from typing import Any
 from kvstore.env import Clock
 from kvstore.env.events import wait_within
 from kvstore.proto import kv_pb2
+from kvstore.ring.hashing import MURMUR3
 from kvstore.rpc.channels import TIMEOUT_MAX_MS
 from kvstore.server.grpc.session import progress_of
 from kvstore.server.routing.backend import Backend, Topology
@@ -65,11 +66,14 @@ def topology_message(topology: Topology) -> kv_pb2.TopologyResponse:
     ring = topology.ring
     members = [ring.partitions[partition] for partition in sorted(ring.partitions)]
     place = {member.id: index for index, member in enumerate(members)}
-    message = kv_pb2.TopologyResponse(
-        ring_version=ring.routed,
-        tokens=ring.tokens.keys(),
-        owners=[place[owner] for owner in ring.tokens.values()],
-    )
+    message = kv_pb2.TopologyResponse(ring_version=ring.routed, hash=ring.hash.name)
+    owners = [place[owner] for owner in ring.tokens.values()]
+    if ring.hash is MURMUR3:
+        message.tokens.extend(ring.tokens)
+        message.owners.extend(owners)
+    else:
+        message.hashed_tokens.extend(ring.tokens)
+        message.hashed_owners.extend(owners)
     for member in members:
         leader, epoch = topology.leaders.get(member.id, ("", 0))
         message.partitions.add(

@@ -33,7 +33,7 @@ from kvstore.server.http.metrics import Statistics, metrics_of
 from kvstore.server.http.own_names import check_name
 from kvstore.server.ui.dashboard import Dashboard
 from kvstore.server.ui.node import node_page_of
-from kvstore.server.ui.pages import HEADERS, Pages
+from kvstore.server.ui.pages import DETAILS, FILES, HEADERS, KEYS, Pages
 
 CONNECTIONS_MAX = 4096
 """Maximum number of connections. For one more, an idle connection is closed: the one that has been idle longest, of
@@ -127,13 +127,14 @@ class HttpListener:
             "/readyz": self._readyz,
             "/metrics": self._metrics,
             "/ui/node": self._ui_node,
-            "/ui/ui.css": self._ui_file,
-            "/ui/ui.js": self._ui_file,
+            **dict.fromkeys((f"/ui/{name}" for name in FILES), self._ui_file),
         }
         self._parts_of_ui: dict[str, Callable[[Dashboard, HttpRequest], Awaitable[HttpResponse | None]]] = {
             "/ui": self._ui,
-            "/ui/ledgers": self._ui_ledgers,
+            **dict.fromkeys((f"/ui/{name}" for name in DETAILS), self._ui_detail),
+            **dict.fromkeys((f"/ui/{name}" for name in KEYS), self._ui_keys),
             "/ui/live": self._ui_live,
+            "/ui/series": self._ui_series,
         }
         self._accepted_names: set[tuple[str | None, str]] = set()
         """Host names, each with the address of its client, that were checked."""
@@ -211,6 +212,8 @@ class HttpListener:
             and (refusal := await self.authenticator.refusal_or_none(request)) is not None
         ):
             return refusal
+        if request.path == "/ui/node" and self.dashboard is not None and (id_ := request.parameter("id")):
+            return await self.dashboard.details.node(id_)
         if page is not None:
             return page(request)
         if request.path == CLUSTER:
@@ -232,14 +235,17 @@ class HttpListener:
         self._note_refused(request, error)
         return text_response(f"403: {error}\n", 403)
 
-    async def _ui(self, dashboard: Dashboard, _: HttpRequest) -> HttpResponse:
-        return await dashboard.page()
+    async def _ui(self, dashboard: Dashboard, request: HttpRequest) -> HttpResponse:
+        return await dashboard.page(request)
 
-    async def _ui_ledgers(self, dashboard: Dashboard, request: HttpRequest) -> HttpResponse:
-        partition = request.parameter("partition")
-        if not partition:
-            return text_response("400: expected ?partition=ID, for example p1, got none\n", 400)
-        return await dashboard.ledgers(partition)
+    async def _ui_series(self, dashboard: Dashboard, request: HttpRequest) -> HttpResponse:
+        return dashboard.series(request)
+
+    async def _ui_detail(self, dashboard: Dashboard, request: HttpRequest) -> HttpResponse:
+        return await dashboard.details.page(request.path.rpartition("/")[2], request)
+
+    async def _ui_keys(self, dashboard: Dashboard, request: HttpRequest) -> HttpResponse:
+        return await dashboard.keys.page(request.path.rpartition("/")[2], request)
 
     def _ui_file(self, request: HttpRequest) -> HttpResponse:
         return self.pages.file(request.path.rpartition("/")[2])

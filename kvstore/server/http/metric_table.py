@@ -315,6 +315,19 @@ METRICS: dict[str, tuple[Declaration, ...]] = {
         gauge("server_resp_output_bytes", "Bytes of large or unread replies held in memory."),
         gauge("server_resp_input_bytes", "Bytes of incomplete or waiting commands held in memory."),
         gauge("server_resp_commands_under_way", "Operations of Redis commands in flight."),
+        gauge("server_resp_channels", "Pub/Sub channels that have subscribers at this node, not counting patterns."),
+        gauge("server_resp_subscriptions", "Subscriptions to channels at this node."),
+        gauge("server_resp_patterns", "Different patterns to which clients of this node subscribe."),
+        counter("server_resp_messages_published_total", "Number of Pub/Sub messages published at this node."),
+        counter("server_resp_messages_delivered_total", "Number of Pub/Sub messages sent to subscribers."),
+        counter(
+            "server_resp_slow_subscribers_closed_total",
+            "Number of connections closed because a subscriber did not read its messages.",
+        ),
+        counter(
+            "server_channel_messages_dropped_total",
+            "Number of Pub/Sub messages that may not have reached another node, counted once per node.",
+        ),
         gauge("server_access_on", "1 if access control is on."),
         gauge(
             "server_access_unfounded",

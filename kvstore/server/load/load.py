@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from kvstore.ring import TOKENS, PartitionState, Ring, token_of
+from kvstore.ring import TOKENS, KeyHash, PartitionState, Ring
 from kvstore.types import PartitionId
 
 KEYS_MAX = 64
@@ -108,8 +108,8 @@ class TopKeys:
 class LoadTracker:
     """Tracks the load of one partition on behalf of its leader."""
 
-    def __init__(self, partition: PartitionId) -> None:
-        self._partition = partition
+    def __init__(self, partition: PartitionId, hash: KeyHash) -> None:
+        self._partition, self._hash = partition, hash
         self._keys = TopKeys()
         self._tokens: deque[int] = deque(maxlen=TOKENS_KEPT)
         self._last: tuple[float, float, float] | None = None
@@ -119,7 +119,7 @@ class LoadTracker:
         """Record sampled operations: the key of each, and the number of bytes that it writes (0 for a read)."""
         for key, written in keys:
             self._keys.add(key)
-            self._tokens.append(token_of(key))
+            self._tokens.append(self._hash.token_of(key))
             if written:
                 self._write_bytes += (written - self._write_bytes) / 64
 
@@ -217,6 +217,7 @@ def _range(ring: Ring, load: PartitionLoad, target: PartitionId, mean: float, ra
         return None
     first = (span.start + 1) % TOKENS
     last = span.end if len(tokens) <= wanted else max(first, tokens[int(wanted) - 1])
+    last += -(last + 1) % ring.hash.unit
     moved = min(len(tokens), int(wanted)) / len(load.tokens) * load.ops_per_s
     text = (
         f"{load.partition} has {load.ops_per_s:,.0f} operations/s and the mean is {mean:,.0f}; to move about "

@@ -19,6 +19,7 @@ from kvstore.partition.state.commands import NOT_NOW, Code, NotNow, Op, Sink
 from kvstore.partition.state.traits import POINT_READS
 from kvstore.server.load.load import LoadTracker, PartitionLoad, decode, encode
 from kvstore.server.peer_calls import PeerCalls
+from kvstore.server.routing.backend import Topology
 from kvstore.server.routing.pending import written_bytes
 from kvstore.server.routing.ports import LocalReplica
 from kvstore.types import PartitionId, ServerId
@@ -95,6 +96,9 @@ class Hosted(Protocol):
 class Swaps(Protocol):
     """Where operations are routed to replicas. Implemented by kvstore.server.routing.dispatch.Dispatcher."""
 
+    @property
+    def topology(self) -> Topology: ...
+
     def swap(self, partition: PartitionId, old: LocalReplica, new: LocalReplica) -> bool: ...
 
 
@@ -157,7 +161,8 @@ class LoadSampler:
         for partition, (tap, replica) in list(self._open.items()):
             if tap.seen or leading.get(partition) is not replica:
                 self.remove(tap)
-        self._heats = {each: self._heats.get(each) or LoadTracker(each) for each in sorted(leading)}
+        hash = self._dispatcher.topology.ring.hash
+        self._heats = {each: self._heats.get(each) or LoadTracker(each, hash) for each in sorted(leading)}
         now = self._env.clock.now()
         if now - self._counted_at >= COUNT_S * 0.9:
             self._counted_at = now

@@ -13,7 +13,6 @@ from kvstore.errors import InvalidRequest, Moved, NotLeader, OutcomeUnknown, Ove
 from kvstore.partition.election.peer_replicas import HOLD
 from kvstore.partition.state.commands import Flag, Op, Put, Record
 from kvstore.partition.state.rows import record_of
-from kvstore.ring.hashing import tokens_of
 from kvstore.server.access.certificates import common_names
 from kvstore.server.peer import frames
 from kvstore.server.peer.abandoned import REASON, Abandoned
@@ -318,7 +317,8 @@ class PeerConnection(PeerSink):
         replica = self._owner.dispatcher.replica_here(partition, ring_version)
         if replica is None:
             return False
-        rows = replica.read_now(keys, tokens_of(keys), self._owner.now(), in_turn=True)
+        tokens = self._owner.dispatcher.topology.ring.hash.tokens_of(keys)
+        rows = replica.read_now(keys, tokens, self._owner.now(), in_turn=True)
         if not isinstance(rows, list):
             return False
         self._asked[partition] = None

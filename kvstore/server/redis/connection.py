@@ -175,6 +175,7 @@ class RespConnection:
         """Drop the commands that have not begun, send the error `text` and close the connection."""
         self.pipeline.waiting.clear()
         self._parser = Parser()
+        self.pipeline.unsubscribe()
         self.session.reset()
         self._server.note_input(self, 0)
         self.pipeline.end(text)

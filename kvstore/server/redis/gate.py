@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum, auto
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 from kvstore.access import Right
+from kvstore.access.permissions import shown_key
 from kvstore.errors import AccessUnfounded, NotAuthenticated, StoreError
 from kvstore.partition.state.commands import Op
 from kvstore.server.access.identities import OPERATION_NAMES, Access, UserIdentity
@@ -38,6 +39,14 @@ class Need(Enum):
     """The right to administer the cluster."""
 
 
+class ChannelNeed(NamedTuple):
+    """The right on Pub/Sub channels: the right on the keys that have the names of the channels."""
+
+    right: Right
+    names: tuple[tuple[bytes, bytes, bytes], ...]
+    """For each channel or pattern: its name, and the start and end of the range of channels."""
+
+
 class CommandGate:
     """Checks the commands of one connection while its user stays the same."""
 
@@ -46,13 +55,18 @@ class CommandGate:
     def __init__(self, access: Access, identity: UserIdentity, address: str) -> None:
         self._access, self.identity, self._address = access, identity, address
 
-    def check(self, name: str, need: Need) -> None:
+    def check(self, name: str, need: Need | ChannelNeed) -> None:
         """Check a command before any part of it begins. Raises CommandError. `check_ops` checks its operations."""
         if need is Need.NOTHING:
             return
         identity, what = self.identity, f"the command {name}"
         try:
             match need:
+                case ChannelNeed(right, names):
+                    identity.check_known()
+                    for channel, start, end in names:
+                        if not identity.permissions.may_all(right, start, end):
+                            raise identity.permissions.refused(right, f"{name} of channel{shown_key(channel)[3:]}")
                 case Need.LOGIN | Need.OPERATIONS:
                     identity.check_known()
                 case Need.READ_SOME:

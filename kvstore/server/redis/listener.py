@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from itertools import islice
 from typing import Any
 
 from kvstore.env import Env, Listener, Stream, StreamHandler
@@ -21,12 +22,13 @@ from kvstore.server.access.logins import Logins
 from kvstore.server.config import Limits
 from kvstore.server.redis import replies
 from kvstore.server.redis.admission import SERVERS_MAX, ClientAdmission
+from kvstore.server.redis.channels import Channels
 from kvstore.server.redis.commands.lock_scripts import Scripts
 from kvstore.server.redis.connection import RespConnection
 from kvstore.server.redis.pipeline.inflight_limit import InflightLimit
 from kvstore.server.redis.pipeline.latency import CommandLatency
 from kvstore.server.redis.pipeline.reply_memory import CHECK_S, Holder, ReplyMemory
-from kvstore.server.redis.session import REDIS_VERSION, Facts
+from kvstore.server.redis.session import REDIS_VERSION, Facts, ShownClient
 from kvstore.server.redis.shared_answer import SharedAnswer
 from kvstore.server.routing.ask import ask
 from kvstore.server.routing.backend import Backend
@@ -78,6 +80,7 @@ class RespServer:
         rates: Callable[[], Rates | None] = lambda: None,
         changes: AdminChanges | None = None,
         scans: ScanSlots | None = None,
+        channels: Channels | None = None,
     ) -> None:
         """Access control is off if `access` is None. `id` is the server behind the port. `allows_flush` enables
         FLUSHDB and FLUSHALL. `transactions_across_slots` enables commands that change keys of several partitions
@@ -91,6 +94,8 @@ class RespServer:
         self.logins = logins if logins is not None else Logins(env, self.access, audit)
         self.scans = scans if scans is not None else ScanSlots(env.clock.now)
         self.changes = changes if changes is not None else AdminChanges(env, audit)
+        self.channels = channels if channels is not None else Channels()
+        self.slow_subscribers_closed = 0
         self.commands = 0
         """Commands received since the start."""
         self.reports_at = 0
@@ -159,6 +164,12 @@ class RespServer:
             "resp_output_bytes": self.reply_memory.held(),
             "resp_input_bytes": self._input_bytes,
             "resp_commands_under_way": self.inflight_limit.commands + self.inflight_limit.more,
+            "resp_channels": self.channels.channel_count,
+            "resp_subscriptions": self.channels.subscriptions,
+            "resp_patterns": self.channels.pattern_count,
+            "resp_messages_published_total": self.channels.published,
+            "resp_messages_delivered_total": self.channels.delivered,
+            "resp_slow_subscribers_closed_total": self.slow_subscribers_closed,
         }
 
     def histograms(self) -> dict[str, Mapping[str, Histogram]]:
@@ -263,6 +274,10 @@ class RespServer:
     def now_ms(self) -> int:
         return self._env.clock.date_ms()
 
+    def note_slow_subscriber(self) -> None:
+        """Count a subscriber that is disconnected because it reads its messages too slowly."""
+        self.slow_subscribers_closed += 1
+
     def note_browser(self, address: str) -> None:
         """Log that a connection is closed because its client speaks HTTP. Logs at most one line per BROWSERS_S
         seconds."""
@@ -294,16 +309,21 @@ class RespServer:
     def _describe_clients(self) -> bytes:
         return replies.bulk(b"".join(each.session.describe(each.address) for each in self._connections))
 
+    def shown_clients(self, most: int) -> list[ShownClient]:
+        """Return at most `most` of the open connections for the dashboard."""
+        return [each.session.shown(each.address) for each in islice(self._connections, most)]
+
     def facts(self) -> Facts:
         port = self._listener.address.rpartition(":")[2] if self._listener else "0"
         uptime_s = int(self._env.clock.now() - self._began)
         server = {"redis_version": REDIS_VERSION, "redis_mode": "standalone", "arch_bits": 64, "tcp_port": port}
         clients = {"connected_clients": len(self._connections), "maxclients": self._limits.connections_max}
         received = {"total_connections_received": self.connections_accepted, "total_commands_processed": self.commands}
+        channels = {"pubsub_channels": self.channels.channel_count, "pubsub_patterns": self.channels.pattern_count}
         own: dict[str, Mapping[str, object]] = {
             "Server": {**server, "uptime_in_seconds": uptime_s, "uptime_in_days": uptime_s // 86_400},
             "Clients": {**clients, "blocked_clients": 0},
-            "Stats": {**received, "rejected_connections": self.connections_refused},
+            "Stats": {**received, "rejected_connections": self.connections_refused, **channels},
             "Replication": {"role": "master", "connected_slaves": 0},
             "Cluster": {"cluster_enabled": 0},
         }

@@ -36,6 +36,10 @@ class Context(NamedTuple):
     protocol: int = 2
     level: int = Level.LINEARIZABLE
     clock: Callable[[], int] = lambda: 0
+    publish: Callable[[list[bytes]], bytes] = lambda words: b""
+    """Executes a PUBLISH and returns its reply."""
+    is_subscriber: bool = False
+    """True if the client may send only the commands of a subscriber."""
 
     @property
     def now_ms(self) -> int:
@@ -66,7 +70,15 @@ class Reply(NamedTuple):
     data: bytes
 
 
-Plan = Single | Several | Reply
+class Effect(NamedTuple):
+    """A plan that does something at this node and needs no operation. It begins when all earlier commands are answered,
+    and in a transaction when its operations have taken effect."""
+
+    act: Callable[[], bytes]
+    """Does it, and returns the reply."""
+
+
+Plan = Single | Several | Reply | Effect
 
 Build = Callable[[list[bytes], Context], Plan]
 
@@ -123,7 +135,7 @@ def value_bytes(plans: Iterable[Plan], most: int) -> int:
                 values += format_ in (Fmt.VALUE, Fmt.OLD_VALUE)
             case Several(ops, _):
                 values += sum(1 for op in ops if op.__class__ is Get)
-            case Reply():
+            case Reply() | Effect():
                 pass
     return 2 * min(values * VALUE_BYTES_MAX, most)
 

@@ -29,6 +29,8 @@ NOAUTH = b"-NOAUTH Authentication required.\r\n"
 ZERO, ONE = b":0\r\n", b":1\r\n"
 NULL = {2: b"$-1\r\n", 3: b"_\r\n"}
 NULL_ARRAY = {2: b"*-1\r\n", 3: b"_\r\n"}
+PUSH = {2: b"*%d\r\n", 3: b">%d\r\n"}
+"""The head of a message that answers no command, for its number of elements."""
 
 Format = Callable[[Any], bytes]
 

@@ -15,6 +15,7 @@ from kvstore.server.redis.plans import (
     Build,
     CommandError,
     Context,
+    Effect,
     Plan,
     Reply,
     Several,
@@ -36,6 +37,19 @@ REDIS_VERSION = "7.2.0"
 _IF_VERSION = int(Flag.IF_VERSION)
 Facts = Mapping[str, Mapping[str, object]]
 """The content of INFO: sections of names and values."""
+
+
+class ShownClient(NamedTuple):
+    """A connection to the Redis port, as the dashboard shows it."""
+
+    id: int
+    address: str
+    name: bytes
+    user: str
+    """The user that the client has proven to be; empty if it has not authenticated."""
+    library: bytes
+    protocol: int
+    """2 or 3, the version of RESP."""
 
 
 class Transaction(NamedTuple):
@@ -74,6 +88,9 @@ class RespSession:
         self.library = {b"LIB-NAME": b"", b"LIB-VER": b""}
         self.queued: list[Plan] | None = None
         """The commands since MULTI; None outside a transaction."""
+        self.is_plain = True
+        """True if a plain GET or SET may begin at once: neither inside MULTI nor while `is_subscriber`."""
+        self._subscriptions = 0
         self.watched: dict[bytes, int] = {}
         """The watched keys and their versions at WATCH; 0: absent."""
         self._queued_bytes = 0
@@ -89,12 +106,12 @@ class RespSession:
         self.__init__(self.id)  # type: ignore[misc]
 
     def queue(
-        self, words: list[bytes], build: Build, clock: Callable[[], int], check: Callable[[Sequence[Op]], None] | None
+        self, words: list[bytes], build: Build, context: Context, check: Callable[[Sequence[Op]], None] | None
     ) -> bytes:
         """Add a command to the transaction and return the reply.
 
-        `build` makes its plan. `check` raises CommandError for operations that the user may not perform. Raises
-        CommandError, which marks the transaction as failed.
+        `build` makes its plan in `context`. `check` raises CommandError for operations that the user may not perform.
+        Raises CommandError, which marks the transaction as failed.
         """
         assert self.queued is not None
         try:
@@ -105,7 +122,7 @@ class RespSession:
                 raise CommandError(
                     f"ERR expected at most {BATCH_BYTES_MAX} bytes of keys and values in a transaction, got more"
                 )
-            found = build(words, Context(self.protocol, self.level, clock))
+            found = build(words, context)
             if check is not None:
                 check(_ops(found))
         except CommandError:
@@ -132,12 +149,14 @@ class RespSession:
         if self.queued is not None:
             raise CommandError("ERR MULTI calls can not be nested")
         self.queued, self._queued_bytes, self._is_spoilt = [], 0, False
+        self.is_plain = False
         return replies.OK
 
     def discard(self) -> bytes:
         if self.queued is None:
             raise CommandError("ERR DISCARD without MULTI")
         self.queued = None
+        self._note_mode()
         self.unwatch()
         return replies.OK
 
@@ -145,6 +164,25 @@ class RespSession:
         """End the transaction whose EXEC is refused, and its watches. Outside a transaction, do nothing."""
         if self.queued is not None:
             self.discard()
+
+    @property
+    def is_subscriber(self) -> bool:
+        """True if the client has subscriptions and speaks RESP2, in which messages look like replies. It may then send
+        only the commands of a subscriber."""
+        return self._subscriptions > 0 and self.protocol == 2
+
+    def subscribed(self, subscriptions: int) -> None:
+        """Note the number of the client's subscriptions."""
+        self._subscriptions = subscriptions
+        self._note_mode()
+
+    def use_protocol(self, version: int) -> None:
+        """Speak this version of the protocol from now on."""
+        self.protocol = version
+        self._note_mode()
+
+    def _note_mode(self) -> None:
+        self.is_plain = self.queued is None and not self.is_subscriber
 
     def choose_level(self, level: Level) -> None:
         """Set the level of reads from now on."""
@@ -176,6 +214,7 @@ class RespSession:
         if self.queued is None:
             raise CommandError("ERR EXEC without MULTI")
         queued, self.queued = self.queued, None
+        self._note_mode()
         watched = self.unwatch()
         if self._is_spoilt:
             raise CommandError("EXECABORT Transaction discarded because of previous errors.")
@@ -184,6 +223,11 @@ class RespSession:
         if not ops:
             return Reply(replies.array(_shares(queued, [], FORMATS[self.protocol])))
         return Transaction(ops, _replier(queued, len(checks), self.protocol))
+
+    def shown(self, address: str) -> ShownClient:
+        """Return the connection as the dashboard shows it."""
+        user = self.identity.name if self.identity is not None else ""
+        return ShownClient(self.id, address, self.name, user, self.library[b"LIB-NAME"], self.protocol)
 
     def describe(self, address: str) -> bytes:
         """Return the connection in the form of CLIENT LIST."""
@@ -225,6 +269,8 @@ def _shares(queued: list[Plan], results: list[Any], formats: tuple[replies.Forma
         match each:
             case Reply(data):
                 shares.append(data)
+            case Effect(act):
+                shares.append(act())
             case Single(_, format_):
                 shares.append(formats[format_](results[at]))
                 at += 1

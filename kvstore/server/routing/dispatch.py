@@ -16,7 +16,6 @@ from kvstore.partition.leading.answers import NextTurnDelivery
 from kvstore.partition.state.commands import NOT_NOW, NotNow, Op, Put, Sink, Transact
 from kvstore.partition.state.traits import POINT_READS
 from kvstore.partition.transactions.limits import check_transaction
-from kvstore.ring.hashing import token_of, tokens_of
 from kvstore.server.cluster.membership import Membership
 from kvstore.server.config import Limits
 from kvstore.server.routing import events
@@ -174,7 +173,9 @@ class Dispatcher:
         answered before, because the state that they read contains it."""
         if self._held_keys or (self.rates is not None and any(key.startswith(self.rates.prefixes.all) for key in keys)):
             return NOT_NOW
-        router, tokens = self._router, tokens_of(keys) if keys[1:] else [token_of(keys[0])]
+        router = self._router
+        hash = router.topology.ring.hash
+        tokens = hash.tokens_of(keys) if keys[1:] else [hash.token_of(keys[0])]
         target = router.owner_of(tokens[0])
         local = self._local.get(target)
         if local is None or target in router.routes.sent_to or target in router.waiting.lines:

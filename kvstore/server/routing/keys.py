@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from kvstore.access.ranges import end_of_prefix
 from kvstore.errors import InvalidRequest, Moved, NotLeader, OutcomeUnknown, Refused, Unavailable
 from kvstore.partition.state.commands import Count, DeleteRange, Flag, Level, Op, Scan, ScanTokens
-from kvstore.ring.hashing import TOKENS, token_of
+from kvstore.ring.hashing import TOKENS, KeyHash
 from kvstore.ring.ring import Ring
 from kvstore.types import PartitionId
 
@@ -61,7 +61,7 @@ async def scan(
     exists during the whole scan is returned at least once. Raises StoreError.
     """
     keys: list[bytes] = []
-    token, size = cursor, 0
+    token, size, token_of = cursor, 0, rings().hash.token_of
     for _ in range(RANGES_MAX):
         limit = max(1, min(count - len(keys), PAGE_KEYS_MAX))
 
@@ -100,7 +100,8 @@ async def scan_shown(
     few among many, they are found by prefix, so that hidden keys cost nothing. The returned cursor reveals little
     about hidden keys, because it is always right after a shown key or a multiple of STRIDE. Raises StoreError."""
     keys: list[bytes] = []
-    token, end, pages = cursor, TOKENS, 0
+    token, end, pages, hash = cursor, TOKENS, 0, rings().hash
+    token_of = hash.token_of
     while token < end:
         limit = PAGE_KEYS_MAX if pages else min(max(count, FIRST_PAGE_KEYS), PAGE_KEYS_MAX)
 
@@ -122,15 +123,15 @@ async def scan_shown(
                 ask, rings, spans, level, keys_max=SEEK_KEYS_MAX, bytes_max=SCAN_BYTES_MAX
             )
             if is_complete:
-                return _behind(cursor, filter(shown, mine), count)
+                return _behind(hash, cursor, filter(shown, mine), count)
         if pages == RANGES_MAX:
             end = -(-token // STRIDE) * STRIDE
     return token % TOKENS, keys
 
 
-def _behind(cursor: int, keys: Iterable[bytes], count: int) -> tuple[int, list[bytes]]:
+def _behind(hash: KeyHash, cursor: int, keys: Iterable[bytes], count: int) -> tuple[int, list[bytes]]:
     """Return (next cursor, keys) of a SCAN over these keys only."""
-    placed = sorted((token, key) for key in keys if (token := token_of(key)) >= cursor)
+    placed = sorted((token, key) for key in keys if (token := hash.token_of(key)) >= cursor)
     if len(placed) <= count:
         return 0, [key for _, key in placed]
     behind = placed[count - 1][0] + 1

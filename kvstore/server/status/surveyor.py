@@ -101,6 +101,8 @@ class Surveyor:
         self.troubles: Callable[[], Mapping[str, str]] = dict
         """Returns the reason why each directory cannot be written, as of the last probe of
         kvstore.server.write_probe."""
+        self.watcher: Callable[[ClusterReport], None] | None = None
+        """Called with each regular survey, every WATCH_S seconds."""
 
     def start(self) -> None:
         """Start regular surveys for metrics and alerts. Each survey costs one call to each other server; there is
@@ -112,7 +114,9 @@ class Surveyor:
 
     async def _watch(self) -> None:
         while True:
-            await self.take()
+            report = await self.take()
+            if self.watcher is not None:
+                self.watcher(report)
             await self._env.beat.rest(WATCH_S)
 
     def numbers(self) -> Mapping[str, float]:

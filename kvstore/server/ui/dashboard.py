@@ -1,21 +1,22 @@
-"""The dashboard of the cluster: its page, the page of a partition's ledgers, and the stream that updates an open
-page."""
+"""The dashboard of the cluster: its pages, the values of its charts, and the stream that updates an open page."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
 
 import orjson
 
 from kvstore.env.events import wait_within
-from kvstore.env.ports import Nursery
-from kvstore.errors import InvalidRequest, StoreError
+from kvstore.env.ports import Clock
+from kvstore.proto.admin_pb2 import ClusterReport
 from kvstore.rpc.http.messages import HttpRequest, HttpResponse, text_response
-from kvstore.server.status.ledger_survey import LedgerSurvey
 from kvstore.server.status.surveyor import Surveyor
-from kvstore.server.ui.history import SAMPLE_S, LoadHistory
-from kvstore.server.ui.ledgers import NEWEST, ledgers_page_of
+from kvstore.server.ui.charts import PERIODS, charts_of, period_note, series_body
+from kvstore.server.ui.details import DetailPages
+from kvstore.server.ui.history import ClusterHistory
+from kvstore.server.ui.key_pages import KeyPages
 from kvstore.server.ui.pages import HEADERS, Pages
 from kvstore.server.ui.view import live_of, page_of
 
@@ -32,41 +33,62 @@ MayGoOn = Callable[[], Awaitable[bool]]
 EVENTS = "text/event-stream"
 
 
+class ShownPeriod(NamedTuple):
+    """The charts of one period, and the number of samples that they were made of."""
+
+    taken: int
+    charts: list[dict[str, Any]]
+    body: bytes
+    """The values as JSON."""
+
+
 class Dashboard:
     """Serves the dashboard of one node, from `start` to `close`."""
 
-    def __init__(self, nursery: Nursery, surveyor: Surveyor, ledgers: LedgerSurvey, pages: Pages) -> None:
-        self._pages = pages
-        self._surveyor, self._ledgers = surveyor, ledgers
-        self._turn = asyncio.Lock()
-        self._nursery = nursery.child("dashboard")
+    def __init__(self, clock: Clock, surveyor: Surveyor, pages: Pages, details: DetailPages, keys: KeyPages) -> None:
+        self._clock, self._surveyor, self._pages = clock, surveyor, pages
+        self.details, self.keys = details, keys
         self._closing = asyncio.Event()
         self._streams = 0
-        self._history = LoadHistory()
+        self._history = ClusterHistory()
+        self._made: dict[str, ShownPeriod] = {}
 
     def start(self) -> None:
-        self._nursery.spawn(self._sample(), name="sample")
+        self._surveyor.watcher = self._keep
 
-    async def close(self) -> None:
+    def close(self) -> None:
+        self._surveyor.watcher = None
         self._closing.set()
-        await self._nursery.close()
 
-    async def page(self) -> HttpResponse:
+    def _keep(self, report: ClusterReport) -> None:
+        self._history.take(report, self._clock.now())
+
+    async def page(self, request: HttpRequest) -> HttpResponse:
         """Return the page of the cluster. It takes as long as a survey, which is one second if a node does not
         answer."""
-        return self._pages.html("page.html", page_of(await self._surveyor.take(), self._history))
+        period = request.parameter("period") or next(iter(PERIODS))
+        if period not in PERIODS:
+            return _unknown_period(period)
+        report, now = await self._surveyor.take(), self._clock.now()
+        charts = self._shown(period).charts
+        note = period_note(self._history, report.server, now)
+        return self._pages.html("page.html", {"page": "ui", **page_of(report, charts, period=period, note=note)})
 
-    async def ledgers(self, partition: str) -> HttpResponse:
-        """Return the page with the ledgers of a partition's log. Only one such page is made at a time, for any
-        number of clients, because it reads the metadata of each ledger from the metadata store."""
-        try:
-            async with self._turn:
-                found = await self._ledgers.ledgers(partition, newest=NEWEST)
-        except InvalidRequest as error:
-            return text_response(f"404: {error}\n", 404, HEADERS)
-        except StoreError as error:
-            return text_response(f"503: {error}\n", 503, HEADERS)
-        return self._pages.html("ledgers.html", ledgers_page_of(found, partition, self._surveyor.own().id))
+    def series(self, request: HttpRequest) -> HttpResponse:
+        """Return the values of the charts in a period."""
+        period = request.parameter("period")
+        if period not in PERIODS:
+            return _unknown_period(period)
+        return HttpResponse(200, self._shown(period).body, HEADERS, "application/json")
+
+    def _shown(self, period: str) -> ShownPeriod:
+        """Return the charts of a period. They are made once for each sample, for any number of pages."""
+        made = self._made.get(period)
+        if made is None or made.taken != self._history.taken:
+            samples = self._history.last(PERIODS[period], self._clock.now())
+            body = series_body(samples, period, self._clock.date_ms() / 1000)
+            made = self._made[period] = ShownPeriod(self._history.taken, charts_of(samples), body)
+        return made
 
     async def live(self, request: HttpRequest, may_go_on: MayGoOn) -> HttpResponse | None:
         """Stream server-sent events until the page is closed, the node stops or the user loses the permission. A
@@ -89,10 +111,9 @@ class Dashboard:
             self._streams -= 1
         return None
 
-    async def _sample(self) -> None:
-        while not self._closing.is_set():
-            self._history.take(self._surveyor.own())
-            await wait_within(self._closing, SAMPLE_S)
+
+def _unknown_period(period: str) -> HttpResponse:
+    return text_response(f"400: expected ?period={' or '.join(PERIODS)}, got {period[:20]!r}\n", 400, HEADERS)
 
 
 async def _send(request: HttpRequest, event: bytes) -> None:

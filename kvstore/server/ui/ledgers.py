@@ -1,4 +1,5 @@
-"""The page of the ledgers of one partition's log, from the results of the ledger survey. Decides only."""
+"""The pages of the ledgers of one partition's log and of one bookie, from the results of the ledger survey. Decides
+only."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from kvstore.proto.admin_pb2 import LedgersResponse, LedgerStatus
-from kvstore.server.ui.view import Cell, table
+from kvstore.server.ui.cells import Cell, page_path, table
 from kvstore.server.ui.words import count, size
 
 NEWEST = 500
@@ -15,7 +16,9 @@ COLUMNS = (
     *("ledger", "state", "first sequence", "epoch", "last entry", "size", "copies: ensemble, write quorum, ack quorum"),
     *("bookies, by first entry", "created"),
 )
+BOOKIE_COLUMNS = (COLUMNS[0], "partition", *COLUMNS[1:])
 UNKNOWN = Cell("?")
+READ_HINT = "To see the copies of each entry: `kvstore ledger read ID`"
 
 
 def ledgers_page_of(response: LedgersResponse, partition: str, server: str) -> dict[str, Any]:
@@ -28,13 +31,36 @@ def ledgers_page_of(response: LedgersResponse, partition: str, server: str) -> d
     note = f"{source} {count(len(shown), 'ledger')}, the newest first"
     note += f"; only the last {NEWEST} are shown, `kvstore ledger list` shows all." if len(shown) >= NEWEST else "."
     return {
-        "partition": partition,
+        "title": f"Ledgers of partition {partition}",
         "server": server,
-        "ledgers": table("ledgers", f"Ledgers of {partition}", COLUMNS, map(_row, shown), note),
+        "tables": [table("ledgers", f"Ledgers of {partition}", COLUMNS, map(row_of, shown), note)],
+        "hint": READ_HINT,
     }
 
 
-def _row(ledger: LedgerStatus) -> list[Cell]:
+def bookie_ledgers_page_of(response: LedgersResponse, bookie: str, server: str) -> dict[str, Any]:
+    """Return the context of the page of the ledgers that a bookie has, as far as `response` lists them."""
+    shown = [each for each in response.ledgers if any(bookie in fragment.bookies for fragment in each.fragments)]
+    note = f"{len(shown):,} of the {count(len(response.ledgers), 'ledger')} that were read"
+    note += " from the leaders, because the metadata store is unavailable." if response.from_leaders else "."
+    found: dict[str, Any] = {
+        "title": f"Ledgers on bookie {bookie}",
+        "server": server,
+        "tables": [table("ledgers", f"Ledgers on {bookie}", BOOKIE_COLUMNS, map(_owned_row, shown), note)],
+        "hint": READ_HINT,
+    }
+    if response.HasField("next"):
+        found |= {"more": page_path("ledgers", bookie=bookie, first=str(response.next)), "more_label": "Next ledgers"}
+    return found
+
+
+def _owned_row(ledger: LedgerStatus) -> list[Cell]:
+    number, *rest = row_of(ledger)
+    owner = ledger.partition
+    return [number, Cell(owner or "another client", link=page_path("partition", id=owner) if owner else ""), *rest]
+
+
+def row_of(ledger: LedgerStatus) -> list[Cell]:
     number = Cell(str(ledger.id))
     begins = [Cell(f"{ledger.first_sequence:,}", "n"), Cell(f"{ledger.epoch:,}", "n")]
     if not ledger.fragments:  # nothing else is known, or the metadata cannot be decoded

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kvstore.server.ui.view import Cell, table
+from kvstore.server.ui.cells import Cell, table
 
 Status = Mapping[str, Any]
 

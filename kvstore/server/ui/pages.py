@@ -13,7 +13,7 @@ from kvstore.server.ui.words import parts
 
 POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
 HEADERS = {
     "Content-Security-Policy": POLICY,
@@ -21,7 +21,28 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-TEMPLATES = ("page.html", "ledgers.html", "node.html", "parts.html")
+TEMPLATES = ("base.html", "page.html", "detail.html", "keys.html", "node.html", "parts.html")
+FILES = {
+    "ui.css": "ui.css",
+    "ui.js": "ui.js",
+    "uplot.css": "uplot/uplot.css",
+    "uplot.js": "uplot/uplot.js",
+}
+"""The files that pages load, and where they are."""
+DETAILS = ("ledgers", "partition", "bookie", "clients", "transactions", "snapshots", "slow", "users")
+"""The pages of kvstore.server.ui.details, below /ui/."""
+KEYS = ("keys", "key", "sessions")
+"""The pages of kvstore.server.ui.key_pages, below /ui/."""
+MENU = (
+    ("keys", "Keys"),
+    ("sessions", "Sessions and locks"),
+    ("clients", "Clients"),
+    ("transactions", "Transactions"),
+    ("snapshots", "Snapshots"),
+    ("slow", "Slow log"),
+    ("users", "Users and audit log"),
+)
+"""The pages that every page links to, with their labels."""
 
 
 class Pages:
@@ -29,7 +50,7 @@ class Pages:
 
     def __init__(self) -> None:
         folder = resources.files(__package__) / "files"
-        self._files = {name: (folder / name).read_text("utf-8") for name in ("ui.css", "ui.js")}
+        self._files = {name: (folder / path).read_text("utf-8") for name, path in FILES.items()}
         strict = jinja2.Environment(
             autoescape=True,
             undefined=jinja2.StrictUndefined,
@@ -37,14 +58,15 @@ class Pages:
             trim_blocks=True,
         )
         strict.filters["parts"] = parts
+        strict.globals["menu"] = MENU
         self._templates = {name: strict.get_template(name) for name in TEMPLATES}
 
     def html(self, name: str, context: Mapping[str, Any], *, status: int = 200) -> HttpResponse:
         """Return the page that a template makes of `context`."""
-        text = self._templates[name].render(context)
+        text = self._templates[name].render({"page": "", "server": "", **context})
         return HttpResponse(status, text.encode(), HEADERS, "text/html; charset=utf-8")
 
     def file(self, name: str) -> HttpResponse:
-        """Return `ui.css` or `ui.js`."""
+        """Return one of FILES."""
         kind = "text/css" if name.endswith(".css") else "text/javascript"
         return HttpResponse(200, self._files[name].encode(), HEADERS, f"{kind}; charset=utf-8")

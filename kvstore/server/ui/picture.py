@@ -1,8 +1,8 @@
-"""The numbers of the drawings: arcs of the ring and lines of charts. Decides only."""
+"""The numbers of the drawings: the arcs of the ring. Decides only."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from kvstore.proto.admin_pb2 import ClusterReport
@@ -57,11 +57,3 @@ def ring_of(report: ClusterReport) -> dict[str, Any]:
 def tones_of(report: ClusterReport) -> Mapping[str, str]:
     """Return the colour class of each node. It is the same on every page while the set of nodes is the same."""
     return {node.id: f"c{place % COLOURS}" for place, node in enumerate(report.nodes)}
-
-
-def line_of(samples: Sequence[float], places: int) -> str:
-    """Return the points of a polyline in a box of `places` × 100: the newest sample at the right edge, the largest
-    at the top."""
-    most = max(samples, default=0.0) or 1.0
-    first = places - len(samples)
-    return " ".join(f"{first + place},{98 - 94 * sample / most:.1f}" for place, sample in enumerate(samples))

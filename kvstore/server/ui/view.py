@@ -5,66 +5,55 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
-from typing import Any, NamedTuple
-from urllib.parse import quote
+from typing import Any
 
 from kvstore.proto.admin_pb2 import (
+    DEGRADED,
     DOWN,
+    HEALTHY,
     BookieReport,
     ClusterReport,
     DiskReport,
     Grade,
     MoveView,
     Namespace,
+    NodeReport,
     NodeView,
     PartitionView,
 )
 from kvstore.proto.namespaces import KINDS, refusing, shares_of, warning_of
-from kvstore.server.status.health import BEHIND_MAX, copies_of, is_scarce
-from kvstore.server.ui.history import SAMPLES, LoadHistory
-from kvstore.server.ui.picture import line_of, ring_of
-from kvstore.server.ui.words import count, key, rate, size, span, took
+from kvstore.server.status.health import BEHIND_MAX, copies_of, is_scarce, to_serve
+from kvstore.server.ui.cells import Cell, page_path, table
+from kvstore.server.ui.charts import PERIODS
+from kvstore.server.ui.history import lag_of
+from kvstore.server.ui.picture import ring_of
+from kvstore.server.ui.words import count, date, key, rate, share, size, span, took
 
 HOT_KEYS_MAX = 10
-CHARTS = (("operations", "Operations", rate), ("writes", "Writes", rate), ("written_bytes", "Bytes written", size))
+SUBJECTS = {"node": "node", "partition": "partition", "bookie": "bookie"}
+"""The page about the subject of a finding, by the first word of the subject."""
 
 
-class Cell(NamedTuple):
-    """A cell of a table. `tone`: its CSS class. `part`: a progress from 0 to 1. `live`: the name under which it is
-    updated. `link`: another page about its subject."""
-
-    text: str
-    tone: str = ""
-    part: float | None = None
-    live: str = ""
-    link: str = ""
-
-
-def page_of(report: ClusterReport, history: LoadHistory) -> dict[str, Any]:
-    """Return the context of the template."""
+def page_of(report: ClusterReport, charts: Sequence[Any] = (), *, period: str = "1h", note: str = "") -> dict[str, Any]:
+    """Return the context of the template. `charts` are those of kvstore.server.ui.charts, and `note` says what they
+    cover."""
     grade = Grade.Name(report.health.grade)
     return {
         "grade": grade,
         "grade_word": grade.capitalize(),
-        "health": report.health.text,
+        "verdict": verdict_of(report),
         "shape": shape_of(report),
         "server": report.server,
-        "date": f"{datetime.fromtimestamp(report.date_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC",
-        "findings": [
-            {
-                "subject": each.subject,
-                "reason": each.reason,
-                "next_step": each.next_step or "wait",
-                "tone": "bad" if each.grade == DOWN else "warn",
-            }
-            for each in report.findings
-        ],
+        "date": date(report.date_ms),
+        "findings": findings_of(report),
         "ring": ring_of(report),
         "tiles": [{"id": name, "name": label, "text": text} for name, label, text in _tiles(report)],
-        "charts": [_chart(history.of(name), label, words) for name, label, words in CHARTS],
-        "hot": _hot(report.partitions),
-        "moves": _moves(report),
+        "charts": charts,
+        "period": period,
+        "periods": list(PERIODS),
+        "chart_note": note,
+        "hot": hot_keys(report.partitions),
+        "moves": moves_of(report, report.ring.moves),
         "nodes": table("nodes", "Nodes", NODE_COLUMNS, map(_node, report.nodes)),
         "partitions": table("partitions", "Partitions", PARTITION_COLUMNS, map(_partition, report.partitions)),
         "bookies": table("bookies", "Bookies", BOOKIE_COLUMNS, map(_bookie, report.bookies), _copies(report)),
@@ -73,16 +62,56 @@ def page_of(report: ClusterReport, history: LoadHistory) -> dict[str, Any]:
     }
 
 
+def verdict_of(report: ClusterReport) -> str:
+    """Return the health in one short line. The findings have the reasons."""
+    findings = count(len(report.findings), "finding")
+    if report.health.grade == HEALTHY:
+        nodes, partitions = count(len(report.nodes), "node"), count(len(to_serve(report)), "partition")
+        return f"Healthy: {nodes}, {partitions}, all served"
+    if report.health.grade == DEGRADED:
+        return f"Degraded: all partitions are served, {findings}"
+    unserved = [each.id for each in to_serve(report) if not each.served]
+    if not unserved:
+        return f"Down: {report.findings[0].subject} cannot be written, {findings}"
+    if len(unserved) == 1:
+        return f"Down: partition {unserved[0]} is not served, {findings}"
+    return f"Down: {len(unserved)} of {count(len(to_serve(report)), 'partition')} are not served, {findings}"
+
+
+def findings_of(report: ClusterReport, subject: str = "") -> list[dict[str, str]]:
+    """Return the findings for the template, most severe first: all of them, or those about one subject such as
+    `node n1`."""
+    return [
+        {
+            "subject": each.subject,
+            "reason": each.reason,
+            "next_step": each.next_step or "wait",
+            "tone": "bad" if each.grade == DOWN else "warn",
+            "grade": "down" if each.grade == DOWN else "degraded",
+            "link": _page_about(each.subject),
+        }
+        for each in report.findings
+        if subject in ("", each.subject) or each.subject.startswith(f"{subject} ")
+    ]
+
+
+def _page_about(subject: str) -> str:
+    """Return the path of the page about a subject such as `node n1` or `partition p1 on n2`; empty if there is none."""
+    kind, _, rest = subject.partition(" ")
+    id_ = rest.partition(" ")[0]
+    return page_path(SUBJECTS[kind], id=id_) if kind in SUBJECTS and id_ else ""
+
+
 def live_of(report: ClusterReport) -> dict[str, Any]:
     """Return the data that an open page receives at each update."""
     return {
         "grade": Grade.Name(report.health.grade),
-        "health": report.health.text,
+        "verdict": verdict_of(report),
         "changed": shape_of(report),
         "numbers": {name: text for name, _, text in _tiles(report)},
         "cells": {
             **{f"load {each.id}": rate(each.lead.ops_per_s) for each in report.partitions},
-            **{f"{name} {node.id}": text for node in report.nodes for name, text in _latencies(node)},
+            **{f"{name} {node.id}": text for node in report.nodes for name, text in latencies_of(node)},
             **{f"{what} of {each.name}": text for each in report.namespaces for what, text in _uses(each)},
         },
     }
@@ -101,7 +130,6 @@ def shape_of(report: ClusterReport) -> str:
 
 def _tiles(report: ClusterReport) -> list[tuple[str, str, str]]:
     leads = [each.lead for each in report.partitions]
-    behind = max((each.behind for partition in report.partitions for each in partition.replicas), default=0)
     answering = sum(not node.no_answer for node in report.nodes)
     return [
         ("operations", "operations", rate(sum(lead.ops_per_s for lead in leads))),
@@ -109,72 +137,75 @@ def _tiles(report: ClusterReport) -> list[tuple[str, str, str]]:
         ("written", "written", f"{size(sum(lead.written_bytes_per_s for lead in leads))}/s"),
         ("queued", "queued at leaders", f"{sum(lead.queued for lead in leads):,}"),
         ("keys", "keys", f"{sum(each.keys for each in report.partitions):,}"),
-        ("behind", "maximum replica lag", f"{behind:,}"),
+        ("behind", "maximum replica lag", f"{lag_of(report):,}"),
         ("lacking", "under-replicated ledgers", f"{copies_of(report).lacking:,}"),
         ("nodes", "nodes responding", f"{answering} of {len(report.nodes)}"),
     ]
 
 
-def _chart(samples: Sequence[float], name: str, words: Any) -> dict[str, str]:
-    return {
-        "name": name,
-        "points": line_of(samples, SAMPLES),
-        "last": words(samples[-1]) if samples else "unknown yet",
-        "most": words(max(samples, default=0.0)),
-    }
+HOT_COLUMNS = ("key", "partition", "share of its operations")
 
 
-def _hot(partitions: Iterable[PartitionView]) -> list[dict[str, str]]:
+def hot_keys(partitions: Iterable[PartitionView]) -> dict[str, Any]:
+    """Return the table of the keys with the most operations."""
     found = [(each.share, partition.id, each.key) for partition in partitions for each in partition.lead.hot_keys]
-    return [
-        {"key": key(raw), "partition": partition, "share": f"{share:.0%}"}
-        for share, partition, raw in sorted(found, key=lambda each: -each[0])[:HOT_KEYS_MAX]
+    rows = [
+        [Cell(key(raw), "wrap"), Cell(partition), Cell(share(part), "n")]
+        for part, partition, raw in sorted(found, key=lambda each: -each[0])[:HOT_KEYS_MAX]
     ]
+    note = "" if rows else "No key has a noticeable share of its partition's operations."
+    return table("hot", "Hot keys", HOT_COLUMNS, rows, note)
 
 
-def table(name: str, title: str, columns: Sequence[str], rows: Iterable[list[Cell]], note: str = "") -> dict[str, Any]:
-    """Return a table for the template."""
-    return {"id": name, "title": title, "columns": columns, "rows": list(rows), "note": note}
-
-
-LATENCIES = {"get": "get: p50, p99", "put": "put: p50, p99", "session": "client batches: p50, p99"}
+LATENCIES = {"get": "reads: p50, p99", "put": "writes: p50, p99", "session": "client batches: p50, p99"}
+IDLE = "idle"
+"""Shown for a latency that nothing was measured for within the last minute."""
 NODE_COLUMNS = (
-    *("node", "state", "zone", "version", "uptime", "leads", *LATENCIES.values(), "disk free", "metadata store"),
-    "processor",
+    *("node", "state", "uptime", "leads", *LATENCIES.values(), "data disk free", "metadata store"),
+    "waits for a processor",
 )
 
 
 def _node(node: NodeView) -> list[Cell]:
+    own = Cell(node.id, link=page_path("node", id=node.id))
     if node.no_answer:
         leads = Cell(f"{len(node.leads)} last known", "bad" if node.leads else "")
         silent, unknown = Cell(f"no answer: {node.no_answer}", "bad"), Cell("?")
-        return [Cell(node.id), silent, *[unknown] * 3, leads, *[unknown] * (len(LATENCIES) + 3)]
+        return [own, silent, unknown, leads, *[unknown] * (len(LATENCIES) + 3)]
     report = node.report
-    state = "draining" if report.draining else "; ".join(report.not_ready) or "ready"
-    store = report.metadata
+    state, tone = state_of(report)
     return [
-        Cell(node.id),
-        Cell(state, "warn" if report.not_ready or report.draining else "good"),
-        Cell(report.zone or "none"),
-        Cell(report.version),
+        own,
+        Cell(state, tone),
         Cell(span(report.uptime_s)),
         Cell(f"{len(node.leads)} of {len(node.holds)}"),
-        *(Cell(text, live=f"{name} {node.id}") for name, text in _latencies(node)),
-        _disk(report.disk),
-        Cell(f"{store.state}, read {span(store.read_age_s)} ago", "" if store.state == "connected" else "bad"),
-        Cell(f"starved {report.loop_starved:.0%}", "warn" if report.loop_starved > 0.5 else ""),
+        *(Cell(text, live=f"{name} {node.id}") for name, text in latencies_of(node)),
+        disk_free(report.disk),
+        Cell(metadata_state(report), "" if report.metadata.state == "connected" else "bad"),
+        Cell(f"{report.loop_starved:.0%} of the time"),
     ]
 
 
-def _latencies(node: NodeView) -> list[tuple[str, str]]:
+def state_of(report: NodeReport) -> tuple[str, str]:
+    """Return (state, tone) of a node that answers."""
+    if report.draining:
+        return "draining", "warn"
+    return ("; ".join(report.not_ready), "warn") if report.not_ready else ("ready", "good")
+
+
+def metadata_state(report: NodeReport) -> str:
+    return f"{report.metadata.state}, read {span(report.metadata.read_age_s)} ago"
+
+
+def latencies_of(node: NodeView) -> list[tuple[str, str]]:
     """Return (operation, shown latency) of every operation of LATENCIES."""
     found = {each.operation: f"{took(each.p50_s)}, {took(each.p99_s)}" for each in node.report.latencies}
-    return [(name, found.get(name, "none" if not node.no_answer else "?")) for name in LATENCIES]
+    return [(name, found.get(name, IDLE if not node.no_answer else "?")) for name in LATENCIES]
 
 
 PARTITION_COLUMNS = (
-    *("partition", "state", "leader", "operations", "share of keys", "keys", "epoch", "sequence"),
-    *("ledgers", "log kept", "replicas: lag"),
+    *("partition", "state", "leader", "operations", "share of keys", "keys", "ledgers", "log kept"),
+    "replicas: lag",
 )
 
 
@@ -182,15 +213,15 @@ def _partition(partition: PartitionView) -> list[Cell]:
     lead, is_well = partition.lead, partition.served or partition.state == "retired"
     lacking = f", {lead.ledgers_lacking_copies:,} under-replicated" if lead.ledgers_lacking_copies else ""
     return [
-        Cell(partition.id),
+        Cell(partition.id, link=page_path("partition", id=partition.id)),
         Cell(partition.state if is_well else f"{partition.state}, not served", "good" if is_well else "bad"),
         Cell(partition.leader or "none", "" if partition.leader or is_well else "bad"),
         Cell(rate(lead.ops_per_s), "n", live=f"load {partition.id}"),
         Cell(f"{partition.share:.1%}", "n"),
         Cell(f"{partition.keys:,}", "n"),
-        Cell(f"{partition.epoch:,}", "n"),
-        Cell(f"{partition.sequence:,}", "n"),
-        Cell(f"{lead.ledgers:,}{lacking}", "warn" if lacking else "", link=ledgers_path(partition.id)),
+        Cell(
+            f"{lead.ledgers:,}{lacking}", "warn" if lacking else "", link=page_path("ledgers", partition=partition.id)
+        ),
         Cell(f"from {lead.trimmed_sequence:,} on" if lead.trimmed_sequence else "complete"),
         _replicas(partition),
     ]
@@ -211,17 +242,9 @@ def _replicas(partition: PartitionView) -> Cell:
 
 
 BOOKIE_COLUMNS = (
-    "bookie",
-    "state",
-    "zone",
-    "disk free",
-    "ledgers",
-    "under-replicated",
-    "in limbo",
+    *("bookie", "state", "disk free", "used by ledgers", "ledgers", "under-replicated", "in limbo"),
     "failed directories",
 )
-
-
 NOT_REPORTED = Cell("not reported")
 """For a bookie whose node is not a server, or not one of ours."""
 
@@ -229,19 +252,17 @@ NOT_REPORTED = Cell("not reported")
 def _bookie(bookie: BookieReport) -> list[Cell]:
     failed = [f"{each.path}: {each.failure}" for each in bookie.directories if each.failure]
     state = f"{bookie.state}, no answer: {bookie.no_answer}" if bookie.no_answer else bookie.state
+    row = [
+        Cell(bookie.id, link=page_path("bookie", id=bookie.id)),
+        Cell(state, "good" if state == "writable" else "bad"),
+        bookie_free(bookie.disk),
+        bookie_used(bookie.disk),
+    ]
     lacking = Cell(f"{bookie.lacking_ledgers:,}", "n warn" if bookie.lacking_ledgers else "n")
     if not bookie.node:  # the bookie protocol reports only free space and state
-        row = [
-            Cell(bookie.id),
-            Cell(state, "good" if state == "writable" else "bad"),
-            Cell(bookie.zone or "none"),
-        ]
-        return [*row, _disk(bookie.disk), NOT_REPORTED, lacking, NOT_REPORTED, NOT_REPORTED]
+        return [*row, NOT_REPORTED, lacking, NOT_REPORTED, NOT_REPORTED]
     return [
-        Cell(bookie.id),
-        Cell(state, "good" if state == "writable" else "bad"),
-        Cell(bookie.zone or "none"),
-        _disk(bookie.disk),
+        *row,
         Cell(f"{bookie.ledgers:,}", "n"),
         lacking,
         Cell(f"{bookie.limbo_ledgers:,}", "n warn" if bookie.limbo_ledgers else "n"),
@@ -249,10 +270,21 @@ def _bookie(bookie: BookieReport) -> list[Cell]:
     ]
 
 
-def _disk(disk: DiskReport) -> Cell:
+def disk_free(disk: DiskReport) -> Cell:
+    """Return the free space of a node's data disk."""
     if not disk.total_bytes:
         return Cell("?")
     return Cell(f"{size(disk.free_bytes)} of {size(disk.total_bytes)}", "bad" if is_scarce(disk) else "")
+
+
+def bookie_free(disk: DiskReport) -> Cell:
+    return Cell(size(disk.free_bytes), "bad" if is_scarce(disk) else "") if disk.total_bytes else Cell("?")
+
+
+def bookie_used(disk: DiskReport) -> Cell:
+    """Return what a bookie's own ledgers use. A bookie counts the free space and its own data as its total, because the
+    disk may hold other data too."""
+    return Cell(size(disk.total_bytes - disk.free_bytes)) if disk.total_bytes else Cell("?")
 
 
 def _copies(report: ClusterReport) -> str:
@@ -269,15 +301,11 @@ def _copies(report: ClusterReport) -> str:
     )
 
 
-def ledgers_path(partition: str) -> str:
-    """Return the path of the page of a partition's ledgers."""
-    return f"/ui/ledgers?partition={quote(partition, safe='')}"
-
-
 MOVE_COLUMNS = ("move", "from → to", "state", "copied", "remaining", "attempt", "reason")
 
 
-def _moves(report: ClusterReport) -> dict[str, Any]:
+def moves_of(report: ClusterReport, moves: Iterable[MoveView]) -> dict[str, Any]:
+    """Return the table of some moves of the ring."""
     ring = report.ring
     rows = [
         [
@@ -287,9 +315,9 @@ def _moves(report: ClusterReport) -> dict[str, Any]:
             Cell(f"{move.copied:.0%}", part=move.copied) if move.HasField("copied") else Cell("?"),
             Cell(span(move.eta_s) if move.HasField("eta_s") else "unknown"),
             Cell(f"{move.attempt}", "n"),
-            Cell(move.stuck or _why_not_stuck(move, is_paused=ring.paused)),
+            Cell(move.stuck or _why_not_stuck(move, is_paused=ring.paused), is_prose=True),
         ]
-        for move in ring.moves
+        for move in moves
     ]
     is_known = ring.HasField("eta_s") and not any(move.stuck for move in ring.moves)
     left = f", about {span(ring.eta_s)} remaining" if is_known else ""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-KEY_LENGTH_MAX = 60
+from datetime import UTC, datetime
+
+KEY_LENGTH_MAX, TEXT_LENGTH_MAX = 60, 200
 
 
 def count(number: int, noun: str) -> str:
@@ -36,6 +38,18 @@ def took(seconds: float) -> str:
     return f"{seconds * 1e3:.1f} ms" if seconds < 0.01 else f"{seconds * 1e3:,.0f} ms"
 
 
+def share(part: float) -> str:
+    """Return a share from 0 to 1 in percent. A share that is neither nothing nor everything is not rounded to it."""
+    if 0 < part < 0.01:
+        return "<1%"
+    return ">99%" if 0.99 < part < 1 else f"{part:.0%}"
+
+
+def date(ms: int) -> str:
+    """Return a time in milliseconds since 1970, to the second."""
+    return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
 def parts(text: str) -> list[tuple[str, bool]]:
     """Split a text at backticks. Return (piece, is_code) for each piece. A single backtick stays as it is."""
     pieces = text.split("`")
@@ -45,7 +59,12 @@ def parts(text: str) -> list[tuple[str, bool]]:
 
 
 def key(raw: bytes) -> str:
-    """Return a key on one line, with unprintable characters escaped."""
+    """Return a key on one line, shortened to KEY_LENGTH_MAX characters."""
+    return text_of(raw, KEY_LENGTH_MAX)
+
+
+def text_of(raw: bytes, most: int = TEXT_LENGTH_MAX) -> str:
+    """Return bytes on one line, with unprintable characters escaped, shortened to `most` characters."""
     text = raw.decode("utf-8", "backslashreplace")
     shown = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
-    return shown if len(shown) <= KEY_LENGTH_MAX else shown[: KEY_LENGTH_MAX - 1] + "…"
+    return shown if len(shown) <= most else shown[: most - 1] + "…"

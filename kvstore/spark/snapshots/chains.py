@@ -7,7 +7,7 @@ can be restored only while all snapshots before it exist.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -182,45 +182,68 @@ def _reaches(parent: Manifest, child: Manifest, cut: Cut) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotRetention:
-    """The rule for which snapshots to keep: the newest ones, and the newest one of each of the last days and weeks
-    in UTC."""
+    """The rule for which snapshots to keep: the newest ones, and the newest one of each of the last days, weeks and
+    months in UTC."""
 
     newest: int = 0
     days: int = 0
     weeks: int = 0
+    months: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.newest, self.days, self.weeks) < 0 or not (self.newest or self.days or self.weeks):
-            raise InvalidRequest("expected at least one of --keep, --daily and --weekly with 1 or more")
+        counts = (self.newest, self.days, self.weeks, self.months)
+        if min(counts) < 0 or not any(counts):
+            raise InvalidRequest("expected at least one of --keep, --daily, --weekly and --monthly with 1 or more")
 
 
-def prunable(catalogue: Catalogue, retention: SnapshotRetention) -> list[Manifest]:
-    """Return the snapshots to remove, children before parents, so that every remaining chain is complete after each
-    removal.
+LEGAL_HOLD = "legal hold"
+"""The tag of a snapshot that stays whatever the retention says."""
+_PERIODS = (("daily", "%Y-%m-%d"), ("weekly", "%G-W%V"), ("monthly", "%Y-%m"))
 
-    The rule applies to each cluster separately. Each snapshot that the rule keeps is kept with all snapshots that it
-    builds on. Raises Corrupted if a chain that must be kept is already broken, because it is then unknown what the
-    chain needs.
+
+def kept(catalogue: Catalogue, retention: SnapshotRetention, held: Collection[str] = ()) -> dict[str, list[str]]:
+    """Return the snapshots that stay, by id, each with the tags that keep it: `newest`, `daily 2026-11-30`,
+    `weekly 2026-W48`, `monthly 2026-11`, `legal hold`, `needed by <id>`.
+
+    The rule applies to each cluster separately. Each snapshot that the rule or a legal hold (`held`) keeps is kept with
+    all snapshots that it builds on. Raises Corrupted if a chain that must be kept is already broken, because it is then
+    unknown what the chain needs.
     """
     newest_first = in_order(catalogue)[::-1]
-    named: list[Manifest] = []
+    tags: dict[str, list[str]] = {}
     for cluster in {each.cluster for each in newest_first}:
         own = [each for each in newest_first if each.cluster == cluster]
-        named += own[: retention.newest]
-        named += _newest_of(own, retention.days, "%Y-%m-%d")
-        named += _newest_of(own, retention.weeks, "%G-W%V")
-    kept = {each.id for one in named for each in chain_of(catalogue, one.id)}
-    going = [each for each in newest_first if each.id not in kept]
+        for manifest in own[: retention.newest]:
+            tags.setdefault(manifest.id, []).append("newest")
+        counts = (retention.days, retention.weeks, retention.months)
+        for (tag, period), count in zip(_PERIODS, counts, strict=True):
+            for name, manifest in _newest_of(own, count, period).items():
+                tags.setdefault(manifest.id, []).append(f"{tag} {name}")
+    for name in sorted(catalogue.keys() & set(held)):
+        tags.setdefault(name, []).append(LEGAL_HOLD)
+    for name in list(tags):
+        for ancestor in chain_of(catalogue, name)[:-1]:
+            if ancestor.id not in tags:
+                tags[ancestor.id] = [f"needed by {name}"]
+    return tags
+
+
+def prunable(catalogue: Catalogue, retention: SnapshotRetention, held: Collection[str] = ()) -> list[Manifest]:
+    """Return the snapshots to remove, children before parents, so that every remaining chain is complete after each
+    removal. Raises what `kept` raises."""
+    staying = kept(catalogue, retention, held)
+    going = [each for each in in_order(catalogue)[::-1] if each.id not in staying]
     return sorted(going, key=lambda each: _depth(catalogue, each), reverse=True)
 
 
-def _newest_of(newest_first: Iterable[Manifest], count: int, period: str) -> list[Manifest]:
-    """Return the newest snapshot of each of the last `count` periods that have a snapshot. Periods follow the
-    servers' clocks, because a wrong clock of the machine that takes snapshots would push real periods out."""
+def _newest_of(newest_first: Iterable[Manifest], count: int, period: str) -> dict[str, Manifest]:
+    """Return the newest snapshot of each of the last `count` periods that have a snapshot, by the period. Periods
+    follow the servers' clocks, because a wrong clock of the machine that takes snapshots would push real periods
+    out."""
     found: dict[str, Manifest] = {}
     for manifest in newest_first:
         found.setdefault(datetime.fromtimestamp(complete_until_ms(manifest) / 1000, UTC).strftime(period), manifest)
-    return list(found.values())[:count]
+    return dict(list(found.items())[:count])
 
 
 def _depth(catalogue: Catalogue, manifest: Manifest) -> int:

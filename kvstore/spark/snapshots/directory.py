@@ -6,7 +6,8 @@ The files:
     <id>/            a snapshot, complete since one rename put it here
     .work-<id>/      a snapshot in progress, or the work of a killed job
     .gone-<id>/      a snapshot that is being removed
-    .lock            held while a snapshot gets a child, or is removed
+    .lock            held while a snapshot gets a child or a legal hold, or is removed
+    .hold-<id>       a legal hold on a snapshot
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ from kvstore.errors import ConfigError, Corrupted, Unavailable
 from kvstore.os_errors import is_no_room, reason_of
 from kvstore.places import local_path
 from kvstore.spark.snapshots import manifest as manifests
+from kvstore.spark.snapshots.chains import chain_of
+from kvstore.spark.snapshots.legal_holds import LegalHold, encode_hold
 from kvstore.spark.snapshots.manifest import DataFile, Manifest
 from kvstore.spark.snapshots.remote import Location, RemotePath
 from kvstore.spark.snapshots.signing import Keys
-from kvstore.spark.snapshots.store import GONE, RESUMABLE_S, WORK, SnapshotStore, going
+from kvstore.spark.snapshots.store import GONE, HOLD, RESUMABLE_S, WORK, SnapshotStore, going
 
 log = logging.getLogger(__name__)
 LOCK = ".lock"
@@ -138,6 +141,14 @@ class DirectoryStore(SnapshotStore):
                     )
             yield
 
+    def is_held(self, snapshot: str) -> bool:
+        return os.path.lexists(self.root / f"{HOLD}{snapshot}")
+
+    def hold(self, snapshot: str, hold: LegalHold) -> None:
+        with self.coming_and_going():
+            chain_of(self.load_chain(snapshot), snapshot)
+            write_durably(self.hold_file(snapshot), encode_hold(hold))
+
     def remove(self, snapshot: str) -> bool:
         gone = self.root / f"{GONE}{snapshot}"
         shutil.rmtree(gone, ignore_errors=True)
@@ -146,7 +157,9 @@ class DirectoryStore(SnapshotStore):
             self.coming_and_going(),
             _unread(self.folder(snapshot) / manifests.NAME) as is_unread,
         ):
-            if not is_unread or any(each.parent == snapshot for each in self.load_readable()[0].values()):
+            if not is_unread or self.is_held(snapshot):
+                return False
+            if any(each.parent == snapshot for each in self.load_readable()[0].values()):
                 return False
             os.rename(self.folder(snapshot), gone)
             sync_directory(self.root)

@@ -17,10 +17,13 @@ import msgspec
 
 from kvstore.errors import Corrupted, InvalidRequest
 from kvstore.meta import codec
+from kvstore.ring.hashing import HASHES, MURMUR3
 from kvstore.spark.snapshots.signing import KEY_FILE, Keys, is_signed, signature
 from kvstore.types import EntryId, LedgerId, Position
 
-FORMAT = 1
+FORMAT = 2
+"""The highest format that can be read. Snapshots of clusters with the key hash murmur3 are written in format 1, because
+releases before 0.2.0 can verify them."""
 NAME = "manifest.json"
 DATA = "data"
 """Name of the folder that contains a snapshot's files."""
@@ -114,6 +117,8 @@ class Manifest:
     """Sorted by partition."""
     files: tuple[DataFile, ...]
     """Sorted by path."""
+    hash: str = MURMUR3.name
+    """Name of the cluster's key hash, by which the rows of full snapshots are sorted."""
 
     @property
     def time_ms(self) -> int:
@@ -133,7 +138,7 @@ class Manifest:
 def encode(manifest: Manifest, keys: Keys = ()) -> bytes:
     """Encode a manifest as JSON for people and programs. The last field is the checksum of everything before it. If
     `keys` are given, the field before the checksum is a signature of everything before it, by the first key."""
-    body = msgspec.json.format(codec.encode(manifest, format=FORMAT), indent=1)
+    body = msgspec.json.format(codec.encode(manifest, format=_format_of(manifest)), indent=1)
     assert body.endswith(b"\n}")
     body = body.removesuffix(b"\n}")
     if keys:
@@ -148,13 +153,13 @@ def decode(data: bytes, *, what: str, keys: Keys = ()) -> Manifest:
     Raises InvalidRequest for a manifest of a later version, and Corrupted for anything else that is not an unchanged
     manifest.
     """
-    _check_format(data, what)
+    format = _check_format(data, what)
     seal = _SEAL.search(data)
     if seal is None or hashlib.sha256(data[: seal.start()]).hexdigest().encode() != seal[1]:
         raise Corrupted(f"{what} is damaged: its checksum does not match; {REMEDY}")
     if keys:
         _check_signature(data[: seal.start()], keys, what)
-    manifest = codec.decode(Manifest, data, what=what, format=FORMAT)
+    manifest = codec.decode(Manifest, data, what=what, format=format)
     problem = problem_or_none(manifest)
     if problem is not None:
         raise Corrupted(f"{what} contradicts itself: {problem}")
@@ -175,7 +180,11 @@ class _ManifestHeader(msgspec.Struct):
     format: int
 
 
-def _check_format(data: bytes, what: str) -> None:
+def _format_of(manifest: Manifest) -> int:
+    return 1 if manifest.hash == MURMUR3.name else FORMAT
+
+
+def _check_format(data: bytes, what: str) -> int:
     try:
         found = msgspec.json.decode(data, type=_ManifestHeader).format
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -184,6 +193,7 @@ def _check_format(data: bytes, what: str) -> None:
         raise InvalidRequest(
             f"{what}: expected format {FORMAT} or lower, got {found}, written by a later version; upgrade kvstore"
         )
+    return found
 
 
 def problem_or_none(manifest: Manifest) -> str | None:
@@ -192,6 +202,8 @@ def problem_or_none(manifest: Manifest) -> str | None:
         return f"{manifest.id!r} is not a valid snapshot id"
     if (manifest.kind is SnapshotKind.INCREMENTAL) != (manifest.parent is not None):
         return f"{manifest.kind} with parent {manifest.parent}"
+    if manifest.hash not in HASHES:
+        return f"unknown key hash {manifest.hash!r}"
     names = [each.partition for each in manifest.partitions]
     if not names or names != sorted(set(names)):
         return f"partitions {names} are empty or not sorted"

@@ -5,6 +5,7 @@
     .work-<id>/lock-<n>                   the n-th driver of this work is alive: it counts there every few seconds
     .gone-<id>/mark-<remover>             a remover checks if the snapshot can be removed, or removes it
     .read-<reader>/reads.json, lock-<n>   a restore is running: these snapshots stay as long as it lives
+    .hold-<id>                            a legal hold on a snapshot
 
 No lock here ends with a process. A driver counts as dead when its count has not changed for LEASE_S. The next driver
 then puts `lock-<n+1>`, which only one of several can do. A driver that was only paused notices this at its next count.
@@ -31,10 +32,12 @@ from uuid import uuid4
 from kvstore.errors import ConfigError, Corrupted, StoreError, Unavailable
 from kvstore.meta import codec
 from kvstore.spark.snapshots import manifest as manifests
+from kvstore.spark.snapshots.chains import chain_of
+from kvstore.spark.snapshots.legal_holds import LegalHold, encode_hold
 from kvstore.spark.snapshots.manifest import DataFile, Manifest
 from kvstore.spark.snapshots.remote import Location, RemotePath
 from kvstore.spark.snapshots.signing import Keys
-from kvstore.spark.snapshots.store import GONE, READ, RESUMABLE_S, WORK, SnapshotStore, going
+from kvstore.spark.snapshots.store import GONE, HOLD, READ, RESUMABLE_S, WORK, SnapshotStore, going
 from kvstore.spark.snapshots.work import PLAN, SnapshotPlan
 
 log = logging.getLogger(__name__)
@@ -161,6 +164,19 @@ class RemoteStore(SnapshotStore):
                 lease.stop()
                 _forget(folder)
 
+    def hold_file(self, snapshot: str) -> RemotePath:
+        return self.root / f"{HOLD}{snapshot}"
+
+    def hold(self, snapshot: str, hold: LegalHold) -> None:
+        """Put the hold, then check for marks. A remover puts its mark, then checks for a hold, so at least one of the
+        two sees the other."""
+        chain = chain_of(self.load_chain(snapshot), snapshot)
+        self.hold_file(snapshot).write(encode_hold(hold))
+        for each in chain:
+            if not self.may_continue(each.id):
+                self.release_hold(snapshot)
+                raise going(each.id)
+
     def _mark(self, snapshot: str) -> RemotePath:
         """Put a mark that announces the removal of the snapshot, and return the mark's path."""
         mark = self._marks(snapshot) / f"{MARK}-{uuid4().hex}"
@@ -172,7 +188,7 @@ class RemoteStore(SnapshotStore):
 
     def remove(self, snapshot: str) -> bool:
         mark = self._mark(snapshot)
-        if self._is_continued(snapshot) or _is_read(self.root, snapshot):
+        if self._is_continued(snapshot) or _is_read(self.root, snapshot) or self.is_held(snapshot):
             mark.unlink(missing_ok=True)
             return False
         if not mark.exists() and self._is_published(snapshot):

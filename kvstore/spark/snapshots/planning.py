@@ -96,6 +96,7 @@ def plan_snapshot(wanted: SnapshotRequest, now_ms: int) -> SnapshotPlan:
         cluster=wanted.instance,
         started_ms=now_ms,
         ring_version=pinned.ring_version,
+        hash=pinned.hash.name,
         pin=pinned.id,
         partitions=tuple(sorted(places, key=lambda each: each.partition)),
         pieces=pieces,

@@ -4,6 +4,7 @@
     .work-<id>/      a snapshot in progress, or the work of a killed job
     .gone-<id>/      a snapshot that is being removed
     .read-<reader>/  at a URL: a restore is running, and names the snapshots that must stay
+    .hold-<id>       a legal hold on a snapshot, which must stay with all snapshots that it builds on
 
 This module has what is common to all stores. Publishing and removing: directory.py, objects.py.
 """
@@ -12,12 +13,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Protocol
 
 from kvstore.errors import Corrupted, InvalidRequest, Unavailable
 from kvstore.spark.snapshots import manifest as manifests
 from kvstore.spark.snapshots.chains import newest_or_none
+from kvstore.spark.snapshots.legal_holds import LegalHold, decode_hold
 from kvstore.spark.snapshots.manifest import DataFile, Manifest
 from kvstore.spark.snapshots.remote import Location
 from kvstore.spark.snapshots.signing import Keys
@@ -26,6 +28,7 @@ from kvstore.spark.snapshots.stored import read_document
 WORK = ".work-"
 GONE = ".gone-"
 READ = ".read-"
+HOLD = ".hold-"
 RESUMABLE_S = 86_400.0
 """Seconds for which unfinished work can be resumed, which is the maximum lifetime of pins."""
 
@@ -135,6 +138,40 @@ class SnapshotStore(ABC):
             raise InvalidRequest(f"no snapshots in {self.root}")
         return found
 
+    # ── legal holds ──
+
+    def hold_file(self, snapshot: str) -> Location:
+        return self.root / f"{HOLD}{snapshot}"
+
+    def is_held(self, snapshot: str) -> bool:
+        """Return True if the snapshot is under a legal hold, readable or not."""
+        return self.hold_file(snapshot).exists()
+
+    def holds(self) -> dict[str, LegalHold]:
+        """Return the legal holds by the snapshot's id, also those whose snapshot is missing. A hold that cannot be
+        read counts."""
+        found: dict[str, LegalHold] = {}
+        try:
+            named = sorted(each.name for each in self.root.iterdir() if each.name.startswith(HOLD))
+        except FileNotFoundError:
+            return {}
+        for name in named:
+            with suppress(FileNotFoundError):  # it has just been released
+                found[name.removeprefix(HOLD)] = decode_hold(self.root / name)
+        return found
+
+    @abstractmethod
+    def hold(self, snapshot: str, hold: LegalHold) -> None:
+        """Put a snapshot under a legal hold, which replaces an earlier hold. Afterwards no `remove` removes the
+        snapshot or a snapshot that it builds on. Raises InvalidRequest or Corrupted if the chain of the snapshot is not
+        there, Unavailable if one of them is being removed, OSError."""
+
+    def release_hold(self, snapshot: str) -> bool:
+        """Remove the legal hold of a snapshot. Returns False if there is none. Raises OSError."""
+        is_there = self.is_held(snapshot)
+        self.hold_file(snapshot).unlink(missing_ok=True)
+        return is_there
+
     # ── coming and going ──
 
     @abstractmethod
@@ -188,7 +225,8 @@ class SnapshotStore(ABC):
         """Remove a snapshot: first its manifest, atomically, then its files. Two processes may remove the same snapshot
         at once.
 
-        Returns False and keeps the snapshot if it is being read or another snapshot continues it. Raises Unavailable.
+        Returns False and keeps the snapshot if it is being read, is under a legal hold, or another snapshot continues
+        it. Raises Unavailable.
         """
 
     @abstractmethod

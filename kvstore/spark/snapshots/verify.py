@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvstore.errors import Corrupted
-from kvstore.ring.hashing import token_of
+from kvstore.ring.hashing import KeyHash, hash_named
 from kvstore.spark.snapshots.manifest import DataFile, Manifest, PartitionPosition, SnapshotKind
 from kvstore.spark.snapshots.remote import RemotePath
 from kvstore.spark.snapshots.store import SnapshotStore
@@ -71,7 +71,7 @@ def _file_problems(
     try:
         if sha256_of(stored) != file.sha256:
             return ["its checksum differs from the manifest's: it was changed or is damaged"], None
-        check = _Check(file, manifest.places()[file.partition], manifest.kind)
+        check = _Check(file, manifest.places()[file.partition], manifest.kind, hash_named(manifest.hash))
         for batch in read_table(stored):
             check.add(batch)
             done(batch.num_rows)
@@ -83,8 +83,8 @@ def _file_problems(
 class _Check:
     """The checks of one file's rows."""
 
-    def __init__(self, file: DataFile, place: PartitionPosition, kind: SnapshotKind) -> None:
-        self._file, self._place, self._kind = file, place, kind
+    def __init__(self, file: DataFile, place: PartitionPosition, kind: SnapshotKind, hash: KeyHash) -> None:
+        self._file, self._place, self._kind, self._hash = file, place, kind, hash
         self._rows = self._deletes = 0
         self._found: dict[str, None] = {}
         self._before: tuple[int, bytes] | int | None = None
@@ -113,7 +113,7 @@ class _Check:
 
     def _add_records(self, keys: list[bytes]) -> None:
         """Check that records are in the order of (token, key), unique, and owned by the partition."""
-        tokens = list(map(token_of, keys))
+        tokens = self._hash.tokens_of(keys)
         places = list(zip(tokens, keys, strict=True))
         if isinstance(self._before, tuple):
             places.insert(0, self._before)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from kvstore.env.files.private import FOLDER_MODE
 from kvstore.errors import Corrupted, StoreError
 from kvstore.meta import codec
+from kvstore.ring.hashing import MURMUR3
 from kvstore.spark.snapshots import manifest as manifests
 from kvstore.spark.snapshots.directory import write_durably
 from kvstore.spark.snapshots.manifest import DataFile, Manifest, PartitionPosition, SnapshotKind
@@ -63,6 +64,8 @@ class SnapshotPlan:
     partitions: tuple[PartitionPosition, ...]
     pieces: tuple[SnapshotPart, ...]
     compression: str
+    hash: str = MURMUR3.name
+    """Name of the cluster's key hash."""
 
     @property
     def rows(self) -> int:
@@ -176,6 +179,7 @@ class Work:
             size_bytes=sum(each.size_bytes for each in files),
             partitions=plan.partitions,
             files=files,
+            hash=plan.hash,
         )
         problem = manifests.problem_or_none(manifest)
         assert problem is None, problem

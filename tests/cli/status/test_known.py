@@ -12,7 +12,7 @@ from kvstore.cli.ring import locate
 from kvstore.cli.status import known
 from kvstore.errors import MetadataUnavailable, NoSuchLedger, PermissionDenied, StoreError, Unavailable
 from kvstore.proto.admin_pb2 import RingRequest, RingResponse
-from kvstore.ring import token_of
+from kvstore.ring import MURMUR3
 from kvstore.ring.builder import new_ring
 from kvstore.types import PartitionId, ServerId
 
@@ -77,9 +77,13 @@ def test_server_locates_a_key_as_its_ring_does(
             return answer
 
     monkeypatch.setattr(known, "ask_admin", lambda cluster, work, timeout_s: work(Stub(), 1.0))
-    keys = sorted((f"key{number}" for number in range(200)), key=lambda key: token_of(key.encode()))
+    keys = sorted((f"key{number}" for number in range(200)), key=lambda key: MURMUR3.token_of(key.encode()))
     for key in (keys[0], *keys[1:-1:20], keys[-1]):
         locate(key, ClusterOptions(server="n1:7401"), json=True)
         owner = ring.partition_of(key.encode())
-        expected = {"token": token_of(key.encode()), "partition": owner, "leader": "n1" if owner == "p0" else None}
+        expected = {
+            "token": MURMUR3.token_of(key.encode()),
+            "partition": owner,
+            "leader": "n1" if owner == "p0" else None,
+        }
         assert json.loads(capsys.readouterr().out) == expected

@@ -9,7 +9,7 @@ from kvstore.client.core.routing import Routing
 from kvstore.client.core.values import Level
 from kvstore.errors import ConditionFailed, Moved, NotLeader, Unavailable
 from kvstore.proto import kv_pb2
-from kvstore.ring.hashing import TOKENS, token_of
+from kvstore.ring.hashing import MURMUR3, TOKENS
 
 
 def topology(version: int = 1, *, leader: str = "n1", epoch: int = 1, owners: str = "01") -> kv_pb2.TopologyResponse:
@@ -34,7 +34,7 @@ def routing() -> Routing:
 def test_key_belongs_to_the_owner_of_its_tokens_range(routing: Routing) -> None:
     for number in range(200):
         key = b"key-%d" % number
-        assert routing.partition_of(key) == ("p1" if token_of(key) < TOKENS // 2 else "p2")
+        assert routing.partition_of(key) == ("p1" if MURMUR3.token_of(key) < TOKENS // 2 else "p2")
 
 
 def test_owners_are_partitions_that_own_a_range(routing: Routing) -> None:
@@ -55,7 +55,9 @@ def test_another_thread_sees_one_ring_while_the_next_is_learned(routing: Routing
     looked = list[str]()
 
     class Message:
-        ring_version, tokens = 2, list(range(0, TOKENS, TOKENS >> 6))
+        ring_version, tokens, hash = 2, list(range(0, TOKENS, TOKENS >> 6)), ""
+        hashed_tokens: tuple[int, ...] = ()
+        hashed_owners: tuple[int, ...] = ()
         partitions = topology().partitions
 
         @property

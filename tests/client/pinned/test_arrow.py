@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from random import Random
 
 import pytest
@@ -13,6 +14,7 @@ from kvstore.client.pinned.read import SplitPage
 from kvstore.partition.state.operations import EXPIRES_MS_MAX
 from kvstore.partition.state.rows import data_key, encode_record
 from kvstore.proto import pinned_page
+from kvstore.ring.hashing import MURMUR3
 
 NOW_MS = 1_700_000_000_000
 
@@ -32,7 +34,11 @@ def pages(times_ms: Sequence[int], seed: int = 0) -> list[SplitPage]:
             )
             for _ in keys
         ]
-        found.append(SplitPage.of(pinned_page.encode(list(map(data_key, keys)), rows, time_ms, keys[-1], ends=False)))
+        found.append(
+            SplitPage.of(
+                pinned_page.encode(list(map(partial(data_key, MURMUR3), keys)), rows, time_ms, keys[-1], ends=False)
+            )
+        )
     return found
 
 
@@ -54,6 +60,6 @@ def test_batch_collects_pages_until_they_are_large_enough() -> None:
 @pytest.mark.parametrize("expires_ms", [EXPIRES_MS_MAX, (1 << 63) // 1000 + 1, 253_402_300_800_000])
 def test_expiry_beyond_all_timestamps_is_far_in_the_future(expires_ms: int) -> None:
     row = encode_record(b"v", 1, 1, NOW_MS, expires_ms)
-    page = SplitPage.of(pinned_page.encode([data_key(b"k")], [row], NOW_MS, b"k", ends=True))
+    page = SplitPage.of(pinned_page.encode([data_key(MURMUR3, b"k")], [row], NOW_MS, b"k", ends=True))
     (found,) = batch_of(page, "p1").to_pylist()
     assert found["expires_at"] == datetime(9999, 12, 30, tzinfo=UTC)

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +36,14 @@ from kvstore.errors import (
 )
 from kvstore.partition.state import rows
 from kvstore.proto import data_pb2, data_pb2_grpc, feed_pb2, feed_pb2_grpc, pinned_page
+from kvstore.ring.hashing import MURMUR3
 from kvstore.rpc.login import Login
 from kvstore.rpc.status import DETAILS_KEY, details_of
 from kvstore.types import EntryId, LedgerId, Position
 from tests.waiting import PATIENCE_S
 
-KEYS = sorted((b"key%d" % number for number in range(40)), key=rows.data_key)
-ROW_KEYS = [rows.data_key(key) for key in KEYS]
+KEYS = sorted((b"key%d" % number for number in range(40)), key=partial(rows.data_key, MURMUR3))
+ROW_KEYS = [rows.data_key(MURMUR3, key) for key in KEYS]
 POSITION = Position(LedgerId(3), EntryId(5))
 PAGE = 4
 NOBODY = "127.0.0.1:9"

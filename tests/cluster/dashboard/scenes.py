@@ -57,7 +57,7 @@ def fill(cluster: Cluster) -> None:
 @contextmanager
 def all_well(cluster: Cluster) -> Iterator[Shown]:
     fill(cluster)
-    yield Shown(("healthy: 3 nodes, 3 partitions, all served", "client batches: p50, p99"))
+    yield Shown(("Healthy: 3 nodes, 3 partitions, all served", "client batches: p50, p99"))
 
 
 @contextmanager
@@ -67,7 +67,8 @@ def dead_node(cluster: Cluster) -> Iterator[Shown]:
     try:
         yield Shown(
             (
-                "degraded, all partitions served: node n3: refuses connections: ",
+                "Degraded: all partitions are served, ",
+                "refuses connections: ",
                 "; it has 3 replicas",
                 "Next: start n3, or restart it if its process hangs; see its log",
                 "no answer: refuses connections",
@@ -86,7 +87,8 @@ def metadata_store_away(cluster: Cluster) -> Iterator[Shown]:
     try:
         yield Shown(
             (
-                "degraded, all partitions served: ZooKeeper: no node reaches it; their knowledge is ",
+                "Degraded: all partitions are served, 1 finding",
+                "no node reaches it; their knowledge is ",
                 "Clients are still served, but no leader, ledger or bookie can be replaced",
                 f"Next: start ZooKeeper at {cluster.file.zookeeper}",
                 "suspended, read ",
@@ -138,7 +140,8 @@ def stuck_move(cluster: Cluster) -> Iterator[Shown]:
     command(cluster, "ring", "move", P2, "--source", P1, "--share", "0.1")
     yield Shown(
         (
-            ", p1 → p2: no step has succeeded for ",
+            ", p1 → p2",
+            "no step has succeeded for ",
             "differ from two counts of the range",
             ", run kvstore fsck, and read its target's log",
             "copying, stuck",

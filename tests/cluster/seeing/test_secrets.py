@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.cluster]
 ROOT_PASSWORD, READER_PASSWORD = "root-Zq7/hush@1", "reader-Xw9/hush@2"
 METADATA_PASSWORD, WRONG = "metadata-Vk3/hush@3", "wrong-Pm5/hush@4"
 """Passwords with characters that a URL must escape. The second is a mistyped password, which is as secret."""
-ADMIN_PAGES = ("/", "/metrics", "/ui", "/ui/node", "/ui/ledgers?partition=p1", "/ui/ui.js")
+ADMIN_PAGES = ("/", "/metrics", "/ui", "/ui/node", "/ui/ledgers?partition=p1", "/ui/users", "/ui/ui.js")
 PAGES = (*ADMIN_PAGES, "/healthz", "/readyz", "/clusterz", "/ui/ledgers?partition=p9", "/nothing")
 COMMANDS = (
     *("status", "status --json", "ring show", "ring status", "partition list --json", "partition show p1 --json"),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.ring import token_of
+from kvstore.ring import MURMUR3
 from loadtest.drills.ring_load import Keys, Wait
 from loadtest.drills.ring_spans import Longest, hand_over_rows, hand_overs, longest_waits, quantile
 from loadtest.drills.spans import read_logs
@@ -71,6 +71,6 @@ def test_keys_of_a_range_and_those_outside_are_all_there_are() -> None:
     span = (1 << 30, 1 << 31)
     keys = Keys(names)
     inside = keys.within(span, 1_000)
-    assert inside == sorted((key for key in names if span[0] <= token_of(key) <= span[1]), key=token_of)
+    assert inside == sorted((key for key in names if span[0] <= MURMUR3.token_of(key) <= span[1]), key=MURMUR3.token_of)
     assert set(keys.outside([span])) == set(names) - set(inside)
     assert keys.within(span, 3) == inside[:3]

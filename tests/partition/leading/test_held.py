@@ -33,7 +33,7 @@ from kvstore.partition.state.commands import (
     Scan,
     ScanTokens,
 )
-from kvstore.ring.hashing import token_of
+from kvstore.ring.hashing import MURMUR3
 from kvstore.types import PartitionId
 from tests.partition.one_partition import TIME_MS
 from tests.partition.several_partitions import Several, transact
@@ -391,6 +391,6 @@ def test_replica_does_not_know_the_outcome_under_an_exclusive_intent() -> None:
     assert [is_undecided(state, read(b)) for read in READS] == [True] * len(READS)
     assert not is_undecided(state, Get(other))
     assert not is_undecided(state, Scan(b + b"\0", b"", 10))
-    assert not is_undecided(state, ScanTokens(token_of(b) + 1, 10))
+    assert not is_undecided(state, ScanTokens(MURMUR3.token_of(b) + 1, 10))
     resolve(s)
     assert not any(is_undecided(state, read(b)) for read in READS)

@@ -201,12 +201,12 @@ def test_batch_is_remembered_with_the_tokens_of_its_keys(p: Partition) -> None:
     p.do(Batch(b"a", (Put(b"a", b"1"), Put(b"b", b"1"), Get(b"c")), request=request(1)))
     entry = p.log.acknowledged[-1]
     from kvstore.partition.state.entry import decode
-    from kvstore.ring.hashing import token_of
+    from kvstore.ring.hashing import MURMUR3
 
     requests = decode(entry.payload).requests
     assert requests is not None
     tokens = [requests.touched[0][at : at + 4] for at in range(0, 12, 4)]
-    assert tokens == sorted(token_of(key).to_bytes(4, "big") for key in (b"a", b"b", b"c"))
+    assert tokens == sorted(MURMUR3.token_of(key).to_bytes(4, "big") for key in (b"a", b"b", b"c"))
     assert requests.mutations == [1]
 
 

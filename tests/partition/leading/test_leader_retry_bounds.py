@@ -13,6 +13,7 @@ from kvstore.partition.state.commands import Batch, DeleteRange, Flag, Increment
 from kvstore.partition.state.entry import Requests
 from kvstore.partition.state.retry_table import BYTES_PER_CLIENT, BYTES_PER_RESULT, RetryTable, key_hash
 from kvstore.partition.state.state import ReplicaState
+from kvstore.ring.hashing import MURMUR3
 from tests.partition.one_partition import P1, TIME_MS, Partition
 
 X = b"x" * 16
@@ -103,19 +104,22 @@ def test_bounds_hold_for_any_log_and_dropped_requests_are_refused() -> None:
     count = 100
     requests = Requests(
         [X], [1], [TIME_MS], [0] * count, list(range(1, count + 1)),
-        [key_hash(b"%d" % n) for n in range(count)], [0] * count, [b"r" * 2_000] * count, [],
+        [key_hash(MURMUR3, b"%d" % n) for n in range(count)], [0] * count, [b"r" * 2_000] * count, [],
     )  # fmt: skip
     table.apply(70, TIME_MS, requests)
     table.check()
     assert table.bytes <= 2 * BYTES_MAX
     with pytest.raises(RequestExpired):
-        table.find(RequestId(X, 1, 1, TIME_MS), key_hash(b"0"), TIME_MS)
-    assert table.find(RequestId(X, count, 1, TIME_MS), key_hash(b"%d" % (count - 1)), TIME_MS) == b"r" * 2_000
+        table.find(RequestId(X, 1, 1, TIME_MS), key_hash(MURMUR3, b"0"), TIME_MS)
+    assert table.find(RequestId(X, count, 1, TIME_MS), key_hash(MURMUR3, b"%d" % (count - 1)), TIME_MS) == b"r" * 2_000
     refused = 0
     # none is taken for new and applied again, including the last one that was dropped
     for sequence in range(1, count + 1):
         try:
-            assert table.find(RequestId(X, sequence, 1, TIME_MS), key_hash(b"%d" % (sequence - 1)), TIME_MS) is not None
+            assert (
+                table.find(RequestId(X, sequence, 1, TIME_MS), key_hash(MURMUR3, b"%d" % (sequence - 1)), TIME_MS)
+                is not None
+            )
         except RequestExpired:
             refused += 1
     assert 0 < refused < count
@@ -124,7 +128,7 @@ def test_bounds_hold_for_any_log_and_dropped_requests_are_refused() -> None:
 def test_tokens_of_a_batch_count_towards_the_bound() -> None:
     table = RetryTable(window_ms=WINDOW_MS, bytes_max=BYTES_MAX, results_max=RESULTS_MAX)
     tokens = b"1234" * 100
-    table.apply(70, TIME_MS, Requests([X], [1], [TIME_MS], [0], [1], [key_hash(b"k")], [0], [], [tokens]))
+    table.apply(70, TIME_MS, Requests([X], [1], [TIME_MS], [0], [1], [key_hash(MURMUR3, b"k")], [0], [], [tokens]))
     assert table.bytes == BYTES_PER_CLIENT + BYTES_PER_RESULT + len(tokens)
 
 

@@ -10,7 +10,7 @@ from kvstore.partition.state.commands import Op
 from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import EVERYTHING, TokenSpan
-from kvstore.ring.hashing import token_of
+from kvstore.ring.hashing import MURMUR3
 from kvstore.types import PartitionId
 
 CONFIG = PartitionConfig()
@@ -20,7 +20,7 @@ GONE, KEPT = b"gone", b"kept"
 def serving_ranges() -> ServingRanges:
     """Own everything except GONE."""
     found = ServingRanges(ReplicaState(PartitionId("p1"), MemoryEngine(), CONFIG))
-    found.readable = EVERYTHING.without(TokenSpan(token_of(GONE), token_of(GONE)))
+    found.readable = EVERYTHING.without(TokenSpan(MURMUR3.token_of(GONE), MURMUR3.token_of(GONE)))
     return found
 
 

@@ -28,7 +28,7 @@ from kvstore.partition.state.move_records import (
 )
 from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import TokenSpan
-from kvstore.ring.hashing import TOKENS, token_of
+from kvstore.ring.hashing import MURMUR3, TOKENS
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
 from kvstore.wal.ports import LogEntry
 from tests.partition.effects import CONFIG, P1, all_records
@@ -77,7 +77,7 @@ def digest_of(state: ReplicaState) -> RangeDigest:
 
 
 def follow(target: Target, logged: Sequence[LogEntry]) -> None:
-    changes = pages.RangeChanges(SPAN)
+    changes = pages.RangeChanges(SPAN, MURMUR3)
     for each in logged:
         entry = decode(each.payload)
         if not entry.is_control:
@@ -127,19 +127,19 @@ def moved(seed: int, *, until_owned: bool = True) -> tuple[TransactionLog, Targe
 def test_range_moves_with_its_intents_and_decisions(seed: int) -> None:
     log, target, _ = moved(seed)
     assert moving_rows(target.state, SPAN) == moving_rows(log.state, SPAN)
-    inside = {each.name: each for each in log.intents.values() if SPAN.holds(token_of(each.key))}
+    inside = {each.name: each for each in log.intents.values() if SPAN.holds(MURMUR3.token_of(each.key))}
     assert {each.name: each for each in target.state.intents} == inside
     assert {each.name: each for each in log.state.intents} == {
         name: each for name, each in log.intents.items() if name not in inside
     }
-    ruled = {each.attempt: each for each in log.decisions.values() if SPAN.holds(token_of(each.home))}
+    ruled = {each.attempt: each for each in log.decisions.values() if SPAN.holds(MURMUR3.token_of(each.home))}
     assert {each.attempt: each for each in target.state.decisions} == ruled
     assert {each.attempt for each in log.state.decisions} == set(log.decisions) - set(ruled)
     assert target.state.key_count == len(moving_records(target.state))
 
 
 def moving_records(state: ReplicaState) -> list[bytes]:
-    return [key for key in all_records(state) if SPAN.holds(token_of(key))]
+    return [key for key in all_records(state) if SPAN.holds(MURMUR3.token_of(key))]
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -189,7 +189,7 @@ def test_restarted_import_begins_without_intents() -> None:
 
 def test_digest_covers_intents_and_decisions() -> None:
     log = TransactionLog(0)
-    key = next(each for each in KEYS if SPAN.holds(token_of(each)))
+    key = next(each for each in KEYS if SPAN.holds(MURMUR3.token_of(each)))
     before = digest_of(log.state)
     log.state.watch(before)
     empty = (before.count, before.hash)

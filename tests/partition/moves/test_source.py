@@ -37,7 +37,7 @@ from kvstore.partition.state.move_records import (
 from kvstore.partition.state.rows import data_key
 from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import EVERYTHING, TokenSpan
-from kvstore.ring.hashing import TOKENS, token_of
+from kvstore.ring.hashing import MURMUR3, TOKENS
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
 from kvstore.wal.ledger_list import BEGINNING as NOWHERE
 from tests.partition.one_partition import UNKNOWN, Partition
@@ -253,7 +253,7 @@ def test_writes_waiting_for_a_frozen_range_are_refused_in_time() -> None:
         part.loop.create_task(part.leader.append_record(record))
         part.settle()
         part.acknowledge()
-    key = next(key for number in range(100) if SPAN.holds(token_of(key := b"%d" % number)))
+    key = next(key for number in range(100) if SPAN.holds(MURMUR3.token_of(key := b"%d" % number)))
     (waiting,) = part.submit(Put(key, b"1"))
     for _ in range(10):
         part.loop.create_task(part.leader.append_record(ImportRows(1, [], [], b"", NOWHERE)))
@@ -270,7 +270,7 @@ def test_unfrozen_writes_that_cannot_be_sent_are_refused_in_time() -> None:
     part.settle()
     part.acknowledge()
     assert started.done()
-    key = next(key for number in range(100) if SPAN.holds(token_of(key := b"%d" % number)))
+    key = next(key for number in range(100) if SPAN.holds(MURMUR3.token_of(key := b"%d" % number)))
     part.loop.create_task(part.leader.append_record(Freeze(1, P2, SPAN)))
     part.settle()
     part.acknowledge()
@@ -292,7 +292,7 @@ def test_unfrozen_writes_that_cannot_be_sent_are_refused_in_time() -> None:
 @pytest.fixture
 def moving() -> Moving:
     moving = Moving().start()
-    keys = [key for number in range(40) if SPAN.holds(token_of(key := b"%d" % number))]
+    keys = [key for number in range(40) if SPAN.holds(MURMUR3.token_of(key := b"%d" % number))]
     moving.partition.do(*(Put(key, b"1") for key in keys))
     return moving
 
@@ -402,7 +402,7 @@ async def test_running_count_holds_no_files_of_a_stopped_replica(tmp_path: Path)
     state = ReplicaState(P2, engine, PartitionConfig())
     batch = engine.batch()
     for number in range(4 * ROWS_PER_STEP):
-        batch.put(data_key(b"%d" % number), bytes(20))
+        batch.put(data_key(MURMUR3, b"%d" % number), bytes(20))
     engine.write(batch)
     env: Any = SimpleNamespace(nursery=nursery)
     counting = Source(env, P2, state, lambda: None, FREEZE_S)

@@ -29,7 +29,7 @@ from kvstore.partition.state.move_records import (
 )
 from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import TokenSpan
-from kvstore.ring.hashing import TOKENS, token_of
+from kvstore.ring.hashing import MURMUR3, TOKENS
 from kvstore.types import PartitionId, Position
 from tests.partition.effects import all_records, check_indexes
 from tests.partition.one_partition import TIME_MS, UNKNOWN, Partition
@@ -158,7 +158,7 @@ class Story:
         """Log the changes of the source's log, some entries at a time."""
         acknowledged = self.source.log.acknowledged
         while self.followed < len(acknowledged):
-            changes = pages.RangeChanges(MOVING)
+            changes = pages.RangeChanges(MOVING, MURMUR3)
             some = acknowledged[self.followed : self.followed + self.random.randrange(1, 5)]
             for logged in some:
                 entry = entries.decode(logged.payload)
@@ -184,7 +184,7 @@ class Story:
         target = self.target
         for op, first in self.random.sample(self.done, len(self.done)):
             keys = [each.key for each in op.ops] if isinstance(op, c.Batch) else [op.key]
-            if not all(MOVING.holds(token_of(key)) for key in keys):
+            if not all(MOVING.holds(MURMUR3.token_of(key)) for key in keys):
                 continue
             before = all_records(target.state)
             result = target.do(op)

@@ -13,8 +13,10 @@ from kvstore.partition.state.pinned_views import PinnedView
 from kvstore.partition.state.tokens import EVERYTHING, Tokens, TokenSpan
 from kvstore.proto import data_pb2, pinned_page
 from kvstore.proto.pinned_page import PinnedRow
-from kvstore.ring.hashing import TOKENS, token_of
+from kvstore.ring.hashing import MURMUR3, TOKENS
 from kvstore.types import EntryId, LedgerId, Position, Seq
+
+token_of = MURMUR3.token_of
 
 ALL = TokenSpan(0, TOKENS - 1)
 
@@ -23,11 +25,11 @@ def held_of(values: dict[bytes, bytes], owned: Tokens = EVERYTHING) -> PinnedVie
     engine = MemoryEngine()
     batch = engine.batch()
     for number, (key, value) in enumerate(values.items()):
-        batch.put(rows.data_key(key), rows.encode_record(value, number + 1, number + 1, 1, 0))
+        batch.put(rows.data_key(MURMUR3, key), rows.encode_record(value, number + 1, number + 1, 1, 0))
         batch.put(rows.ORDER + key, b"")
     engine.write(batch)
     view = engine.view((rows.ALL_DATA, rows.ALL_ORDER))
-    return PinnedView("pin", 1, Position(LedgerId(1), EntryId(1)), Seq(1), 1, owned, len(values), view, False)
+    return PinnedView("pin", 1, Position(LedgerId(1), EntryId(1)), Seq(1), 1, owned, len(values), view, MURMUR3, False)
 
 
 def values_of(count: int, seed: int = 1) -> dict[bytes, bytes]:
@@ -56,7 +58,7 @@ def rows_of(found: list[data_pb2.PinnedPage]) -> list[PinnedRow]:
 
 
 def in_order(values: dict[bytes, bytes]) -> list[tuple[bytes, bytes]]:
-    return sorted(values.items(), key=lambda pair: rows.data_key(pair[0]))
+    return sorted(values.items(), key=lambda pair: rows.data_key(MURMUR3, pair[0]))
 
 
 def test_scan_returns_records_in_token_and_key_order() -> None:

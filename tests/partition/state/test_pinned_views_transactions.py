@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 import pytest
 
@@ -18,7 +19,7 @@ from kvstore.partition.state.pinned_views import PinnedView
 from kvstore.partition.state.tokens import TokenSpan
 from kvstore.partition.state.transfer import StateExport, StateImport
 from kvstore.proto import pinned_page
-from kvstore.ring.hashing import TOKENS
+from kvstore.ring.hashing import MURMUR3, TOKENS
 from kvstore.types import EntryId, LedgerId, Position, ServerId
 from kvstore.wal.ports import LogEntry
 from tests.partition.effects import P1, state_over
@@ -47,7 +48,9 @@ def read(held: PinnedView, *, page_bytes: int = 1 << 20, **options: bytes) -> di
         assert page.last >= last
         ends, last = page.ends, page.last
         found += [(row.key, (row.value, row.version)) for row in pinned_page.rows_of(pinned_page.columns_of(page))]
-    assert [key for key, _ in found] == sorted(dict(found), key=rows.data_key), "each key once, in order"
+    assert [key for key, _ in found] == sorted(dict(found), key=partial(rows.data_key, MURMUR3)), (
+        "each key once, in order"
+    )
     return dict(found)
 
 
@@ -91,7 +94,7 @@ def changes(held: PinnedView, page_bytes: int = 1 << 20) -> dict[bytes, pinned_p
         page = scan.page()
         ends = page.ends
         found += pinned_page.rows_of(pinned_page.columns_of(page))
-    assert [row.key for row in found] == sorted({row.key for row in found}, key=rows.data_key), (
+    assert [row.key for row in found] == sorted({row.key for row in found}, key=partial(rows.data_key, MURMUR3)), (
         "each key once, in order"
     )
     return {row.key: row for row in found}

@@ -7,12 +7,12 @@ from kvstore.partition.state.commands import RequestId
 from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.entry import Requests
 from kvstore.partition.state.retry_table import BYTES_PER_CLIENT, BYTES_PER_RESULT, RetryTable, decode_row, key_hash
-from kvstore.ring.hashing import token_of
+from kvstore.ring.hashing import MURMUR3
 from tests.partition.effects import CONFIG, Writer, state_over
 
 WINDOW_MS = 1000
 X, Y = b"x" * 16, b"y" * 16
-KEY = key_hash(b"k")
+KEY = key_hash(MURMUR3, b"k")
 
 
 def table(**limits: int) -> RetryTable:
@@ -50,7 +50,7 @@ def test_batch_costs_its_tokens_with_a_plain_result() -> None:
 
 
 def test_sequence_may_belong_to_several_keys() -> None:
-    retries, other = table(), key_hash(b"other")
+    retries, other = table(), key_hash(MURMUR3, b"other")
     retries.apply(70, 5000, one(X, 1, 1, 5000))
     assert retries.find(RequestId(X, 1, 1, 5000), other, 5000) is None
     requests = one(X, 1, 1, 5000)
@@ -180,9 +180,9 @@ def test_row_carries_the_clients_largest_values() -> None:
 
 
 def test_key_hash_begins_with_the_token() -> None:
-    assert key_hash(b"{a}b") >> 32 == token_of(b"a") == key_hash(b"{a}c") >> 32
-    assert key_hash(b"{a}b") != key_hash(b"{a}c")
-    assert key_hash(b"k") == 0xCFBDA5D1D347A94A
+    assert key_hash(MURMUR3, b"{a}b") >> 32 == MURMUR3.token_of(b"a") == key_hash(MURMUR3, b"{a}c") >> 32
+    assert key_hash(MURMUR3, b"{a}b") != key_hash(MURMUR3, b"{a}c")
+    assert key_hash(MURMUR3, b"k") == 0xCFBDA5D1D347A94A
 
 
 def test_retry_row_has_golden_bytes() -> None:

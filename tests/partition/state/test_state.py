@@ -11,6 +11,7 @@ from kvstore.partition.state.checksum import Doubt
 from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.entry import EntryKind, decode
 from kvstore.partition.state.state import ReplicaState
+from kvstore.ring.hashing import MURMUR3
 from kvstore.types import EntryId, Position, Seq
 from kvstore.wal.ports import LogEntry
 from tests.partition.effects import P1, TIME_MS, Writer, all_records, check_indexes, state_over
@@ -219,7 +220,7 @@ def test_rows_of_an_unknown_format_are_refused_by_number() -> None:
 def test_rows_without_a_position_are_removed() -> None:
     engine = MemoryEngine()
     batch = engine.batch()
-    batch.put(rows.data_key(b"a"), rows.encode_record(b"1", 1, 1, TIME_MS, 0))
+    batch.put(rows.data_key(MURMUR3, b"a"), rows.encode_record(b"1", 1, 1, TIME_MS, 0))
     engine.write(batch)
     state = state_over(engine)
     assert (state.position, state.seq, all_records(state)) == (None, 0, {})
@@ -237,7 +238,7 @@ def test_engine_rows_have_golden_bytes() -> None:
     def u64(*numbers: int) -> str:
         return "".join(f"{number:016x}" for number in numbers)
 
-    assert rows.data_key(b"a").hex() == "643c2569b2" + "61"
+    assert rows.data_key(MURMUR3, b"a").hex() == "643c2569b2" + "61"
     assert rows.expiry_key(258, b"a").hex() == "78" + u64(258) + "61"
     assert rows.retry_key(258).hex() == "72" + u64(258)
     assert rows.encode_record(b"v", 5, 5, 7, 0).hex() == "00" + u64(5, 7) + "76"

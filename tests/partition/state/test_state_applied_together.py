@@ -16,6 +16,7 @@ from kvstore.partition.state.engine import EngineBatch
 from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.entry import Entry, EntryKind, decode
 from kvstore.partition.state.state import ReplicaState
+from kvstore.ring.hashing import KeyHash
 from kvstore.types import Position, Seq
 from kvstore.wal.ports import LogEntry
 from tests.partition.effects import Writer, all_records, check_indexes, state_over
@@ -184,10 +185,10 @@ def leave_one_out(patch: Patch) -> None:
     """Lose the effects of one of several entries, and count its sequence."""
     change, calls = module.change, iter(range(1 << 30))
 
-    def forgetful(batch: EngineBatch, entry: Entry, data_keys: list[bytes], crc: int) -> tuple[int, int]:
+    def forgetful(batch: EngineBatch, entry: Entry, hash: KeyHash, data_keys: list[bytes], crc: int) -> tuple[int, int]:
         if next(calls) % 7 == 3:
             return 0, crc
-        return change(batch, entry, data_keys, crc)
+        return change(batch, entry, hash, data_keys, crc)
 
     patch.setattr(module, "change", forgetful)
 

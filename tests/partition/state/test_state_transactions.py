@@ -15,7 +15,7 @@ from kvstore.partition.state.entry import decode
 from kvstore.partition.state.intents import Intent, IntentEffect, IntentName, IntentRecord
 from kvstore.partition.state.internal import Attempt
 from kvstore.partition.state.state import ReplicaState
-from kvstore.ring.hashing import token_of
+from kvstore.ring.hashing import MURMUR3
 from tests.partition.effects import all_records, check_indexes, state_over
 from tests.partition.transaction_log import HOME, TransactionLog
 
@@ -115,7 +115,7 @@ def test_commit_logs_the_mutations_that_the_intent_asks_for(effect: IntentEffect
         expires_ms=99 if writes else 0,
         replaced_ms=50 if effect else 0,
     )
-    draft = Draft(10, 20)
+    draft = Draft(10, 20, MURMUR3)
     draft.resolved(Intent(b"a", 5, record), is_committed=True)
     assert bytes(draft.kinds).hex() == kinds
     if writes:
@@ -126,7 +126,7 @@ def test_commit_logs_the_mutations_that_the_intent_asks_for(effect: IntentEffect
 
 
 def test_undone_batch_leaves_neither_intents_nor_decisions() -> None:
-    draft = Draft(1, 20)
+    draft = Draft(1, 20, MURMUR3)
     record = IntentRecord(Attempt(HOME, 1, 1), b"h", True, 20)
     kept = draft.intent(b"a", record)
     mark = draft.begin()
@@ -205,18 +205,18 @@ def test_ranges_find_their_exclusive_intents() -> None:
     wanted = log.intent(b"b", b"1")
     log.intent(b"c", is_exclusive=False)
     intents = log.state.intents
-    assert intents.exclusive_between(b"a", b"c") == [wanted]
-    assert intents.exclusive_between(b"b", b"") == [wanted]
-    assert intents.exclusive_between(b"b\0", b"") == []
-    assert intents.exclusive_between(b"", b"b") == []
+    assert intents.exclusive_between(MURMUR3, b"a", b"c") == [wanted]
+    assert intents.exclusive_between(MURMUR3, b"b", b"") == [wanted]
+    assert intents.exclusive_between(MURMUR3, b"b\0", b"") == []
+    assert intents.exclusive_between(MURMUR3, b"", b"b") == []
 
 
 def test_row_keys_of_a_key_and_its_prefixes_never_collide() -> None:
     seq = int.from_bytes(b"\0\0\0\0\0\0\0\1", "big")
-    one = rows.transaction_key(rows.ALL_INTENTS, rows.data_key(b"a"), seq)
+    one = rows.transaction_key(rows.ALL_INTENTS, rows.data_key(MURMUR3, b"a"), seq)
     assert rows.name_of_row(one) == (b"a", 1)
-    assert one.hex() == f"69{token_of(b'a'):08x}610000000000000001"
-    assert rows.transaction_key(rows.ALL_DECISIONS, rows.data_key(b"a"), seq).hex() == "6a" + one.hex()[2:]
+    assert one.hex() == f"69{MURMUR3.token_of(b'a'):08x}610000000000000001"
+    assert rows.transaction_key(rows.ALL_DECISIONS, rows.data_key(MURMUR3, b"a"), seq).hex() == "6a" + one.hex()[2:]
 
 
 def test_row_of_an_unknown_format_is_refused() -> None:

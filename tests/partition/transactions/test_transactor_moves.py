@@ -11,7 +11,7 @@ from kvstore.partition.state.commands import Append, Get, Inquire, Prepare, Put,
 from kvstore.partition.state.internal import Attempt
 from kvstore.partition.state.move_records import MoveRecord, Own
 from kvstore.partition.state.tokens import TokenSpan
-from kvstore.ring.hashing import token_of
+from kvstore.ring.hashing import MURMUR3
 from kvstore.types import PartitionId
 from tests.partition.several_partitions import Several, transact
 
@@ -247,7 +247,7 @@ def test_write_at_an_intent_stays_before_writes_behind_a_freeze(*, is_ring_new: 
     elsewhere = s.submit(Put(other, b"plain"))
     s.run()
     assert (first(), elsewhere()) == ("waits", "waits")
-    token = token_of(b)
+    token = MURMUR3.token_of(b)
     freeze = s.freeze(here, there, 1, TokenSpan(token, token))
     second = s.submit(Put(b, b"second"))
     s.run()

@@ -12,6 +12,7 @@ from kvstore.partition.state.entry import CREATE, DELETE, EXPIRES, NOTE, OVERWRI
 from kvstore.partition.state.intents import IntentEffect, IntentRecord
 from kvstore.partition.state.internal import Attempt
 from kvstore.partition.state.move_records import MoveRecord, Own
+from kvstore.ring.hashing import MURMUR3
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, Seq
 from kvstore.wal.ledger_list import BEGINNING, LedgerList, Listed, LogEnd
 from kvstore.wal.ports import LogEntry
@@ -94,7 +95,7 @@ class MemoryLog:
 
     def draft(self) -> Draft:
         """Return the next entry, empty."""
-        return Draft(self.seq + 1, self.time_ms)
+        return Draft(self.seq + 1, self.time_ms, MURMUR3)
 
     def write(self, draft: Draft) -> Position:
         """Append the entry of a draft."""

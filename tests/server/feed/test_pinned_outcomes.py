@@ -26,7 +26,7 @@ from kvstore.partition.state.pinned_views import PinnedView
 from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import spans_of
 from kvstore.ring import Ring, new_ring
-from kvstore.ring.hashing import token_of
+from kvstore.ring.hashing import MURMUR3
 from kvstore.server.feed.pinned_outcomes import PinnedOutcomes
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, ServerId
 from kvstore.wal.ports import LogEntry
@@ -39,7 +39,7 @@ PIN, NUMBER = "pin", 5
 def key_of(ring: Ring, partition: PartitionId, *, number: int = 0) -> bytes:
     """Return a key of the partition."""
     keys = (b"key%d" % each for each in range(1000))
-    return [key for key in keys if ring.owner_of(token_of(key)) == partition][number]
+    return [key for key in keys if ring.owner_of(MURMUR3.token_of(key)) == partition][number]
 
 
 class Replicas:
@@ -74,7 +74,7 @@ class Replicas:
         self.log(partition, control(partition, 1, seq, 1, kind, move_records.encode(record)).encode())
 
     def draft(self, partition: PartitionId) -> Draft:
-        return Draft(self.states[N1, partition].seq + 1, 1)
+        return Draft(self.states[N1, partition].seq + 1, 1, MURMUR3)
 
     def intent(self, partition: PartitionId, home: bytes, number: int) -> Intent:
         draft = self.draft(partition)

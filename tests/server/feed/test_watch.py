@@ -17,7 +17,7 @@ from kvstore.partition.state.intents import IntentEffect
 from kvstore.partition.state.internal import Attempt
 from kvstore.partition.state.move_records import Own, Release
 from kvstore.partition.state.tokens import TokenSpan
-from kvstore.ring.hashing import token_of
+from kvstore.ring.hashing import MURMUR3
 from kvstore.server.feed import feeds, watch
 from kvstore.server.feed import tail as feed_tail
 from kvstore.server.feed.tail import FeedCursor
@@ -351,7 +351,7 @@ async def test_watch_wakes_when_log_becomes_readable(
 
 def handed(world: World, key: bytes, *, seq: int) -> tuple[Release, Own]:
     """Move the range of a key from p1 to p2."""
-    token = token_of(key)
+    token = MURMUR3.token_of(key)
     span = TokenSpan(token, token)
     return Release(1, AT, 1, P2, span), Own(1, AT, AT, seq, world.logs["p1"].time_ms, P1, span)
 

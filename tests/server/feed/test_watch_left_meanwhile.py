@@ -14,7 +14,7 @@ from kvstore.partition.state.changes import Interest
 from kvstore.partition.state.move_records import Own, Release
 from kvstore.partition.state.tokens import TokenSpan
 from kvstore.proto import kv_pb2
-from kvstore.ring.hashing import token_of
+from kvstore.ring.hashing import MURMUR3
 from kvstore.server.feed import tail as feed_tail
 from kvstore.server.feed.watch import send_watch
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
@@ -23,7 +23,7 @@ from tests.waiting import PATIENCE_S
 
 KEY = b"k"
 AT = Position(LedgerId(1), EntryId(0))
-SPAN = TokenSpan(token_of(KEY), token_of(KEY))
+SPAN = TokenSpan(MURMUR3.token_of(KEY), MURMUR3.token_of(KEY))
 
 
 @pytest.fixture

@@ -38,6 +38,7 @@ def handed(partition: str, peer: str, seq: int, peer_seq: int, *, is_owned: bool
 def following_key() -> WatchPlan:
     """Return the plan of a watch of one key that moves from p1, at sequence 279, to p2."""
     watch = WatchPlan(interest_in(b"k", b"k\0"))
+    watch.begin(ring_of(2), {})
     watch.positions |= {P1: 279, P2: 11}
     return watch
 

@@ -8,7 +8,8 @@ import base64
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 
 import aiohttp
 import orjson
@@ -24,6 +25,9 @@ from kvstore.server.access.logins import Logins
 from kvstore.server.gateway.gateway import Gateway
 from kvstore.server.grpc.session import Sessions
 from kvstore.server.http.listener import HttpListener
+from kvstore.server.routing.scan_slots import ScanSlots
+from kvstore.server.ui.dashboard import Dashboard
+from kvstore.server.ui.key_pages import KeyPages
 from tests.audited import KeptLines
 from tests.server.access.tables import PASSWORD
 from tests.server.backends import OneServer, one_server
@@ -99,6 +103,9 @@ async def gateway_world(
         batches = Sessions(backend, env.clock).batches
         gateway = Gateway(env, backend, "n1", feeds.feeds, batches, authenticator, connections_max)
         listener.gateway = gateway
+        scans = ScanSlots(env.clock.now)
+        keys = KeyPages(env.clock, "n1", backend, scans, authenticator, listener.pages)
+        listener.dashboard = cast("Dashboard", SimpleNamespace(keys=keys))
         address = f"127.0.0.1:{free_port()}"
         await listener.open(address)
         session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), auto_decompress=False)

@@ -41,6 +41,7 @@ from kvstore.server.http.metric_table import DECLARED, METRICS, MetricKind, decl
 from kvstore.server.http.metrics import metrics_of
 from kvstore.server.http.own_names import check_name
 from kvstore.server.node import Process
+from kvstore.server.ui.pages import DETAILS, FILES, KEYS
 from tests.waiting import PATIENCE_S
 
 
@@ -145,7 +146,7 @@ class AsksNobody:
 
 
 EVERY_PAGE = (
-    *("/", "/ui", "/ui/ledgers", "/ui/live", "/ui/node", "/ui/ui.css", "/ui/ui.js"),
+    *("/", "/ui", "/ui/live", "/ui/node", "/ui/series", *(f"/ui/{name}" for name in (*DETAILS, *KEYS, *FILES))),
     *("/metrics", "/v1/cluster", "/v1/keys/k", "/api/v1/bookie/info", "/api/v1/bookie/cluster_info"),
 )
 

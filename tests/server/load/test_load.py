@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from kvstore.ring import TOKENS, Ring, plan, steps, token_of
+from kvstore.ring import MURMUR3, TOKENS, Ring, plan, steps
 from kvstore.server.load.load import KEYS_MAX, LoadTracker, PartitionLoad, TopKeys, decode, encode, suggest
 from kvstore.types import PartitionId
 from tests.ring.rings import ring_of, settle
@@ -47,7 +47,7 @@ def test_old_hot_keys_fade() -> None:
 
 
 def heat_of(partition: PartitionId, ops_per_s: float, keys: list[bytes]) -> PartitionLoad:
-    heat = LoadTracker(partition)
+    heat = LoadTracker(partition, MURMUR3)
     heat.sampled((key, 100) for key in keys)
     for second in range(100):
         heat.counted(ops_per_s * second, ops_per_s / 2 * second, float(second))
@@ -56,7 +56,7 @@ def heat_of(partition: PartitionId, ops_per_s: float, keys: list[bytes]) -> Part
 
 
 def test_rates_follow_counters_across_leaderships() -> None:
-    heat = LoadTracker(P1)
+    heat = LoadTracker(P1, MURMUR3)
     for second in range(60):
         heat.counted(1000.0 * second, 500.0 * second, float(second))
     heat.counted(10.0, 5.0, 60.0)
@@ -113,4 +113,4 @@ def test_loads_survive_encoding() -> None:
     loads = (heat_of(P1, 10, [b"\xff\x00", *(b"%d" % n for n in range(500))]),)
     assert decode(encode(loads)) == loads
     assert list(loads[0].tokens) == sorted(loads[0].tokens)
-    assert token_of(b"\xff\x00") >= 0
+    assert MURMUR3.token_of(b"\xff\x00") >= 0

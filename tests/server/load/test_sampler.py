@@ -10,6 +10,8 @@ import pytest
 from kvstore.env import Env
 from kvstore.errors import Unavailable
 from kvstore.partition.state.commands import NOT_NOW, Get, NotNow
+from kvstore.ring import new_ring
+from kvstore.server.cluster.topology import ClusterTopology
 from kvstore.server.load import sampler as module
 from kvstore.server.load.load import PartitionLoad, encode
 from kvstore.server.load.sampler import BURST, LoadSampler, Tap, loads_of_cluster
@@ -48,6 +50,7 @@ class Here:
         self.replica = Replica()
         self.local: dict[PartitionId, Any] = {P1: self.replica}
         self.led = True
+        self.topology = ClusterTopology(ring=new_ring([P1], {ServerId("n1"): ""}, 1))
 
     def leading(self) -> dict[PartitionId, Any]:
         return {P1: self.replica} if self.led else {}

@@ -12,7 +12,7 @@ from kvstore.errors import InvalidRequest, Moved, NotLeader, OutcomeUnknown, Una
 from kvstore.partition.state import commands
 from kvstore.partition.state.commands import NOT_NOW, Level, NotNow, Op, Sink
 from kvstore.ring import Ring, plan, steps
-from kvstore.ring.hashing import token_of
+from kvstore.ring.hashing import MURMUR3
 from kvstore.ring.moves import MoveId
 from kvstore.server.routing.ports import LocalReplica
 from kvstore.types import PartitionId, ServerId
@@ -53,7 +53,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Servers]:
 
 def flipped(ring: Ring, key: bytes) -> Ring:
     """Return a ring in which p1's range around the key has moved to p2."""
-    token = token_of(key)
+    token = MURMUR3.token_of(key)
     ring = plan.shift_range(ring, token, token, P2)
     (id_,) = ring.moves
     return steps.finish(steps.flip(steps.begin(ring, MoveId(id_), 1), MoveId(id_)), MoveId(id_))

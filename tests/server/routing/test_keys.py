@@ -11,7 +11,7 @@ import pytest
 from kvstore.errors import InvalidRequest, NotLeader
 from kvstore.partition.state.commands import Count, Level, Op, Scan, ScanTokens
 from kvstore.ring.builder import new_ring
-from kvstore.ring.hashing import TOKENS, token_of
+from kvstore.ring.hashing import MURMUR3, TOKENS
 from kvstore.ring.ring import Ring
 from kvstore.server.routing import keys
 from kvstore.server.routing.keys import (
@@ -162,7 +162,7 @@ class Keys:
     def __init__(self, ring: Ring, keys: list[bytes]) -> None:
         self.ring = ring
         self.keys = {
-            partition: sorted((token_of(key), key) for key in keys if ring.partition_of(key) == partition)
+            partition: sorted((MURMUR3.token_of(key), key) for key in keys if ring.partition_of(key) == partition)
             for partition in ring.partitions
         }
         self.asked = self.told = 0

@@ -17,7 +17,7 @@ from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Code, Op, Sink
 from kvstore.ring import Ring, plan, steps
 from kvstore.ring.builder import new_ring
-from kvstore.ring.hashing import token_of
+from kvstore.ring.hashing import MURMUR3
 from kvstore.ring.moves import MoveId
 from kvstore.server.cluster.topology import ClusterTopology
 from kvstore.server.peer.refusals import UnreceivedRefusals
@@ -327,7 +327,7 @@ class World:
 
     def move(self) -> None:
         """Move the key in the logs, and then in the ring."""
-        key, token = self.keys[0], token_of(self.keys[0])
+        key, token = self.keys[0], MURMUR3.token_of(self.keys[0])
         target = P2 if self.truth.owner[key] == P1 else P1
         self.truth.owner[key] = target
         ring = plan.shift_range(self.truth.ring, token, token, target)

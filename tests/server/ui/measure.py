@@ -11,14 +11,15 @@ import asyncio
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
 
 from kvstore.devcluster.zookeeper import free_port
 from kvstore.env.beat import Beat
+from kvstore.env.clock import SystemClock
 from kvstore.env.events import wait_within
-from kvstore.env.nursery import TaskNursery
 from kvstore.env.transport import TcpTransport
 from kvstore.meta.registration import RegisteredBookies
 from kvstore.proto.admin_pb2 import ClusterReport, LedgersResponse, NodeReport
@@ -27,9 +28,11 @@ from kvstore.server.cluster.topology import ClusterTopology, Member
 from kvstore.server.http.listener import HttpListener
 from kvstore.server.status.overview import ClusterSurvey, report_of_cluster
 from kvstore.server.ui.dashboard import Dashboard
+from kvstore.server.ui.details import DetailPages
 from kvstore.types import BookieId, PartitionId, ServerId
 from tests.browser import CHROMIUM, tab_of
 from tests.server.http.test_listener import Shown
+from tests.server.ui.made import made_details
 
 SERVERS = tuple(ServerId(f"n{number}") for number in (1, 2, 3))
 LOADED_MS = "performance.getEntriesByType('navigation')[0].loadEventEnd"
@@ -69,8 +72,7 @@ class Made:
         self._told = [report_of(server, partitions).SerializeToString() for server in SERVERS]
         self._bookies = RegisteredBookies({BookieId(f"{each}-0123456789ab"): f"{each}:3181" for each in SERVERS}, {})
 
-    def own(self) -> NodeReport:
-        return NodeReport.FromString(self._told[0])
+        self.watcher: Callable[[ClusterReport], None] | None = None
 
     async def take(self) -> ClusterReport:
         reports = {server: NodeReport.FromString(told) for server, told in zip(SERVERS, self._told, strict=True)}
@@ -84,9 +86,11 @@ class Made:
 
 async def serve(partitions: int, loads: int, open_s: float) -> list[str]:
     """Return lines of figures."""
-    address, nursery = f"127.0.0.1:{free_port()}", TaskNursery("measure")
+    address = f"127.0.0.1:{free_port()}"
     listener, made = HttpListener(Shown(), TcpTransport(), Beat()), Made(partitions)
-    listener.dashboard = Dashboard(nursery, made, made, listener.pages)
+    listener.dashboard = Dashboard(
+        SystemClock(), made, listener.pages, DetailPages(made, made, made_details(), listener.pages), None
+    )
     listener.dashboard.start()
     await listener.open(address)
     url = f"http://{address}/ui"
@@ -98,9 +102,8 @@ async def serve(partitions: int, loads: int, open_s: float) -> list[str]:
             *await browsed(url, loads),
         ]
     finally:
-        await listener.dashboard.close()
+        listener.dashboard.close()
         await listener.close()
-        await nursery.close()
 
 
 async def pages(url: str, loads: int) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import aiohttp
@@ -13,7 +13,7 @@ import pytest
 
 from kvstore.devcluster.zookeeper import free_port
 from kvstore.env.beat import Beat
-from kvstore.env.nursery import TaskNursery
+from kvstore.env.clock import SystemClock
 from kvstore.env.transport import TcpTransport
 from kvstore.errors import InvalidRequest
 from kvstore.proto.admin_pb2 import ClusterReport, LedgersResponse, NodeReport
@@ -21,9 +21,12 @@ from kvstore.rpc.http.messages import HttpRequest, HttpResponse
 from kvstore.server.http.listener import HttpListener
 from kvstore.server.ui import dashboard as module
 from kvstore.server.ui.dashboard import Dashboard
+from kvstore.server.ui.details import DetailPages
 from kvstore.server.ui.ledgers import NEWEST, ledgers_page_of
-from kvstore.server.ui.pages import POLICY
+from kvstore.server.ui.pages import FILES, POLICY
+from kvstore.server.ui.subjects import LEDGERS_SHOWN
 from tests.server.http.test_listener import Shown
+from tests.server.ui.made import made_details
 from tests.server.ui.test_view import Elements, judged, loaded
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -51,14 +54,23 @@ class Made:
         self.report = judged(loaded())
         self.logs = {"p1": log_of(3)}
 
+        self.watcher: Callable[[ClusterReport], None] | None = None
+        self.details = made_details()
+
     def own(self) -> NodeReport:
-        return NodeReport()
+        return NodeReport(id="n1")
+
+    async def page(self, first: int) -> LedgersResponse:
+        response = LedgersResponse(ledgers=self.logs["p1"].ledgers)
+        if first == 0:
+            response.next = 2_001
+        return response
 
     async def take(self) -> ClusterReport:
         return self.report
 
     async def ledgers(self, partition: str = "", *, newest: int = 0) -> LedgersResponse:
-        assert newest == NEWEST
+        assert newest in (NEWEST, LEDGERS_SHOWN)
         if partition not in self.logs:
             raise InvalidRequest(f"no partition {partition}; want one of p1")
         return self.logs[partition]
@@ -85,15 +97,14 @@ class Opened:
 @pytest.fixture
 async def opened() -> AsyncIterator[Opened]:
     address = f"127.0.0.1:{free_port()}"
-    nursery = TaskNursery("test")
     listener, made = HttpListener(Shown(), TcpTransport(), Beat()), Made()
-    listener.dashboard = Dashboard(nursery, made, made, listener.pages)
+    details = DetailPages(made, made, made.details, listener.pages)
+    listener.dashboard = Dashboard(SystemClock(), made, listener.pages, details, None)
     listener.dashboard.start()
     await listener.open(address)
     yield Opened(listener, made, f"http://{address}")
-    await listener.dashboard.close()
+    listener.dashboard.close()
     await listener.close()
-    await nursery.close()
 
 
 async def fetch(url: str, method: str = "GET") -> tuple[aiohttp.ClientResponse, str]:
@@ -112,10 +123,9 @@ async def test_page_loads_nothing_from_other_hosts_and_runs_only_its_own_code(op
     assert named
     assert all(each.startswith(("/", "#")) and not each.startswith("//") for each in named)
     assert not [name for _, each in elements.found for name in each if name == "style" or name.startswith("on")]
-    for each in elements.of("script"):
-        assert each["src"] == "/ui/ui.js"
-    for path in ("/ui/ui.css", "/ui/ui.js"):
-        assert (await fetch(opened.url + path))[0].status == 200
+    assert {str(each["src"]) for each in elements.of("script")} == {"/ui/ui.js", "/ui/uplot.js"}
+    for name in FILES:
+        assert (await fetch(f"{opened.url}/ui/{name}"))[0].status == 200
 
 
 async def test_page_has_what_a_screen_reader_needs(opened: Opened) -> None:
@@ -135,7 +145,7 @@ async def test_page_has_what_a_screen_reader_needs(opened: Opened) -> None:
     assert len(elements.of("caption")) == len(elements.of("table")) >= 3
     names = [name for name, _ in elements.found]
     assert all(names[place + 1] == "caption" for place, name in enumerate(names) if name == "table")
-    wide = [each for each in elements.of("section") if each["aria-labelledby"] != "ring"]
+    wide = [each for each in elements.of("section") if each["aria-labelledby"] not in ("findings", "load", "ring")]
     assert all(each.get("tabindex") == "0" for each in wide), "what scrolls is scrolled by keys, too"
     focused = [each for name, each in elements.found if name == "a" or "tabindex" in each]
     assert focused[0]["href"] == "#main", "the first stop skips the others"
@@ -149,7 +159,7 @@ async def test_commands_are_shown_as_code(opened: Opened) -> None:
     judged(report)
     _, page = await fetch(f"{opened.url}/ui")
     assert "`" not in page
-    assert page.count("<code>x 7</code>") == 3, "in the line, its finding, and beside the moves"
+    assert page.count("<code>x 7</code>") == 2, "in its finding, and beside the moves"
     assert page.count("<code>kvstore ring resume</code>") == 2
 
 
@@ -171,6 +181,20 @@ async def test_open_page_receives_updates(opened: Opened, monkeypatch: pytest.Mo
         while (last := await event_of(stream)) == first:
             pass
     assert (first["cells"]["load p1"], last["cells"]["load p1"]) == ("300/s", "900/s")
+
+
+async def test_charts_show_every_regular_survey(opened: Opened) -> None:
+    assert opened.made.watcher is not None
+    opened.made.watcher(opened.made.report)
+    answer, text = await fetch(f"{opened.url}/ui/series?period=1h")
+    assert (answer.status, answer.content_type) == (200, "application/json")
+    assert orjson.loads(text)["series"]["operations"] == [400.0]
+    opened.made.watcher(opened.made.report)
+    assert len(orjson.loads((await fetch(f"{opened.url}/ui/series?period=1h"))[1])["times"]) == 2
+    assert "all: now 400/s, highest 400/s" in (await fetch(f"{opened.url}/ui?period=6h"))[1]
+    refused = [await fetch(f"{opened.url}{path}") for path in ("/ui/series", "/ui/series?period=2h", "/ui?period=<b>")]
+    assert {answer.status for answer, _ in refused} == {400}
+    assert "expected ?period=1h or 6h or 24h, got 2h" in refused[1][1].replace("'", "")
 
 
 async def event_of(stream: aiohttp.ClientResponse) -> dict[str, dict[str, str]]:
@@ -263,7 +287,7 @@ async def test_node_page_is_linked_and_has_what_a_screen_reader_needs(
 
 
 def ledger_rows(response: LedgersResponse) -> dict[str, list[str]]:
-    rows = ledgers_page_of(response, "p1", "n1")["ledgers"]["rows"]
+    rows = ledgers_page_of(response, "p1", "n1")["tables"][0]["rows"]
     return {row[0].text: [cell.text for cell in row[1:]] for row in rows}
 
 
@@ -297,10 +321,10 @@ async def test_ledgers_page_names_its_source_when_the_metadata_store_is_away(
 async def test_ledgers_page_needs_a_known_partition(opened: Opened) -> None:
     found = [(await fetch(f"{opened.url}/ui/ledgers{query}")) for query in ("", "?partition=p9")]
     assert [(answer.status, text) for answer, text in found] == [
-        (400, "400: expected ?partition=ID, for example p1, got none\n"),
+        (400, "400: expected ?partition=ID, for example p1, or ?bookie=ID, got none\n"),
         (404, "404: no partition p9; want one of p1\n"),
     ]
 
 
 def test_page_of_a_long_log_says_that_it_is_incomplete() -> None:
-    assert "only the last 500 are shown" in ledgers_page_of(log_of(NEWEST), "p1", "n1")["ledgers"]["note"]
+    assert "only the last 500 are shown" in ledgers_page_of(log_of(NEWEST), "p1", "n1")["tables"][0]["note"]

@@ -5,13 +5,10 @@ from __future__ import annotations
 from html.parser import HTMLParser
 from typing import Any
 
-import pytest
-
 from kvstore.cli.status.views import bookie_document
-from kvstore.proto.admin_pb2 import ClusterReport, NodeReport
+from kvstore.proto.admin_pb2 import ClusterReport
 from kvstore.server.status.health import findings_of, health_of
-from kvstore.server.ui.history import SAMPLES, LoadHistory
-from kvstore.server.ui.picture import line_of, ring_of
+from kvstore.server.ui.picture import ring_of
 from kvstore.server.ui.view import BOOKIE_COLUMNS, NODE_COLUMNS, live_of, page_of, shape_of
 from kvstore.server.ui.words import key, parts, rate, size, span, took
 from tests.server.status.test_health import silent, well
@@ -33,7 +30,7 @@ def loaded() -> ClusterReport:
 
 def cells(report: ClusterReport, table: str) -> dict[str, str]:
     """Return the rows of a table as text, by their headings."""
-    rows: list[list[Any]] = page_of(report, LoadHistory())[table]["rows"]
+    rows: list[list[Any]] = page_of(report)[table]["rows"]
     return {row[0].text: " | ".join(cell.text for cell in row[1:]) for row in rows}
 
 
@@ -50,7 +47,7 @@ def test_silent_node_is_shown_with_reason_and_last_known_leads() -> None:
 def test_retired_partition_is_not_shown_as_unserved() -> None:
     report = loaded()
     report.partitions.add(id="p0", state="retired")
-    page = page_of(judged(report), LoadHistory())
+    page = page_of(judged(report))
     assert "not served" not in cells(report, "partitions")["p0"]
     [row] = [each for each in page["partitions"]["rows"] if each[0].text == "p0"]
     assert "bad" not in [cell.tone for cell in row]
@@ -63,8 +60,11 @@ def test_retired_partition_is_not_shown_as_unserved() -> None:
 def test_verdict_is_that_of_the_health_rules() -> None:
     report = loaded()
     silent(report, 2)
-    page = page_of(judged(report), LoadHistory())
-    assert (page["grade"], page["health"]) == ("DOWN", report.health.text)
+    page = page_of(judged(report))
+    assert (page["grade"], page["verdict"]) == (
+        "DOWN",
+        "Down: partition p2 is not served, 3 findings",
+    )
     assert [each["reason"] for each in page["findings"]] == [each.reason for each in report.findings]
 
 
@@ -74,7 +74,7 @@ def test_full_disk_and_failed_directory_are_shown_at_their_bookie() -> None:
     report.bookies[1].directories.add(path="/d2", failure="Input/output error")
     bookies = cells(report, "bookies")
     assert "readonly" in bookies["n1-ab"]
-    assert "1.0 MiB of 100 GiB" in bookies["n1-ab"]
+    assert "1.0 MiB | 100 GiB" in bookies["n1-ab"]
     assert "/d2: Input/output error" in bookies["n2-ab"]
 
 
@@ -90,19 +90,19 @@ def test_stuck_move_is_shown_with_its_progress() -> None:
         "8": "p1 → p3 | copying | 50% | 2 min | 1 | in progress",
         "9": "p1 → p3 | planned | ? | unknown | 0 | waits for its turn",
     }
-    assert "remaining" not in page_of(report, LoadHistory())["moves"]["note"]
+    assert "remaining" not in page_of(report)["moves"]["note"]
     report.ring.moves[0].stuck = ""
-    assert ", about 10 min remaining" in page_of(report, LoadHistory())["moves"]["note"]
+    assert ", about 10 min remaining" in page_of(report)["moves"]["note"]
 
 
 def test_latencies_are_shown_at_their_node_and_updated() -> None:
     report = judged(loaded())
     report.nodes[0].report.latencies.add(operation="get", p50_s=0.000256, p99_s=0.004096, timed=9, within_s=60)
     silent(report, 3)
-    assert "256 µs, 4.1 ms | none | none" in cells(report, "nodes")["n1"]
+    assert "256 µs, 4.1 ms | idle | idle" in cells(report, "nodes")["n1"]
     assert "| ? | ? | ? |" in cells(report, "nodes")["n3"]
     assert live_of(report)["cells"]["get n1"] == "256 µs, 4.1 ms"
-    rows = page_of(report, LoadHistory())["nodes"]["rows"]
+    rows = page_of(report)["nodes"]["rows"]
     assert [cell.live for cell in rows[0] if cell.live] == ["get n1", "put n1", "session n1"]
     assert all(len(row) == len(NODE_COLUMNS) for row in rows)
 
@@ -121,7 +121,7 @@ def test_missing_copies_are_shown_per_bookie_and_in_total() -> None:
     report = judged(loaded())
     report.partitions[0].lead.ledgers_lacking_copies = 2
     report.bookies[2].lacking_ledgers = 2
-    page = page_of(report, LoadHistory())
+    page = page_of(report)
     place = BOOKIE_COLUMNS.index("under-replicated")
     assert [row[place].text for row in page["bookies"]["rows"]] == ["0", "0", "2"]
     assert page["bookies"]["note"].startswith(
@@ -156,34 +156,12 @@ def test_shape_changes_when_more_than_numbers_changes() -> None:
 
 def test_updated_numbers_are_those_of_the_page() -> None:
     report = judged(loaded())
-    live, page = live_of(report), page_of(report, LoadHistory())
+    live, page = live_of(report), page_of(report)
     assert live["numbers"] == {each["id"]: each["text"] for each in page["tiles"]}
     assert {"load p1": "300/s", "load p2": "100/s"}.items() <= live["cells"].items()
     named = {cell.live for table in ("nodes", "partitions") for row in page[table]["rows"] for cell in row} - {""}
     assert named == set(live["cells"])
-    assert (live["health"], live["changed"]) == (page["health"], page["shape"])
-
-
-def sampled(count: int) -> LoadHistory:
-    history = LoadHistory()
-    for number in range(count):
-        report = NodeReport()
-        report.replicas.add().lead.ops_per_s = number
-        history.take(report)
-    return history
-
-
-@pytest.mark.parametrize("count", [0, 1, SAMPLES, SAMPLES + 1, 3 * SAMPLES + 7])
-def test_last_hour_is_kept_in_bounded_memory(count: int) -> None:
-    history = sampled(count)
-    assert list(history.of("operations")) == [float(each) for each in range(count)][-SAMPLES:]
-    assert history.size_bytes == 11_520
-
-
-def test_chart_line_ends_at_the_right_and_peaks_at_the_top() -> None:
-    assert line_of([0, 5, 10], 360) == "357,98.0 358,51.0 359,4.0"
-    assert line_of([0, 0], 360) == "358,98.0 359,98.0"
-    assert line_of([], 360) == ""
+    assert (live["verdict"], live["changed"]) == (page["verdict"], page["shape"])
 
 
 def test_numbers_have_readable_units() -> None:
@@ -223,7 +201,7 @@ class Elements(HTMLParser):
 
 def test_namespaces_show_usage_and_refusals() -> None:
     report = judged(loaded())
-    assert page_of(report, LoadHistory())["namespaces"]["rows"] == []
+    assert page_of(report)["namespaces"]["rows"] == []
     shop = report.namespaces.add(name="shop", prefix=b"shop/\xff<b>", keys=920, bytes=2048)
     limits = shop.limits
     limits.keys_max, limits.bytes_max, limits.ops_per_s, limits.ttl_ms = 1000, 1 << 20, 5000, 3_600_000

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from kvstore.partition.state.commands import Flag, Range, Record, Scan, ScanTokens
-from kvstore.ring.hashing import token_of
+from kvstore.ring.hashing import MURMUR3
 from tests.sim.judges.log_states import LogStates
+
+token_of = MURMUR3.token_of
 
 Fits = Callable[[int], bool]
 

@@ -17,6 +17,7 @@ from kvstore.partition.state.entry import Entry
 from kvstore.partition.state.intents import Intent, IntentEffect, IntentName, IntentRecord
 from kvstore.partition.state.internal import Attempt
 from kvstore.partition.state.overlay import Row
+from kvstore.ring.hashing import MURMUR3
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
 from tests.sim.judges.cycles import Cycle
 from tests.sim.judges.log_states import Wrong
@@ -50,7 +51,7 @@ class Logs:
         self.rows: dict[bytes, Row] = {}
 
     def draft(self, partition: PartitionId) -> Draft:
-        return Draft(self.seqs[partition] + 1, DATE_MS)
+        return Draft(self.seqs[partition] + 1, DATE_MS, MURMUR3)
 
     def log(self, partition: PartitionId, draft: Draft) -> None:
         entry = draft.entry(partition, 1)

@@ -20,7 +20,7 @@ from kvstore.partition.state import commands, rows
 from kvstore.partition.state.commands import Code, Flag, Level
 from kvstore.partition.state.tokens import TokenSpan, spans_of
 from kvstore.ring import Member, PartitionState, Ring, new_ring, plan
-from kvstore.ring.hashing import TOKENS, token_of
+from kvstore.ring.hashing import MURMUR3, TOKENS
 from kvstore.server.cluster.ring_store import change_ring
 from kvstore.types import PartitionId, ServerId
 from tests.sim.clients import Identity, Worker
@@ -384,7 +384,7 @@ async def _scenario(
 
 def keys_in(span: TokenSpan, count: int, prefix: bytes) -> tuple[bytes, ...]:
     """Return the first `count` keys with this prefix whose tokens are in the range."""
-    found = (key for number in range(1_000_000) if span.holds(token_of(key := b"%b%d" % (prefix, number))))
+    found = (key for number in range(1_000_000) if span.holds(MURMUR3.token_of(key := b"%b%d" % (prefix, number))))
     return tuple(islice(found, count))
 
 

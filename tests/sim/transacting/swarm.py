@@ -21,7 +21,7 @@ from time import process_time
 from typing import Any
 
 from kvstore.errors import MetadataError
-from kvstore.ring.hashing import TOKENS, token_of
+from kvstore.ring.hashing import MURMUR3, TOKENS
 from kvstore.ring.moves import Pace
 from kvstore.ring.plan import shift_range
 from kvstore.ring.steps import set_pace
@@ -221,7 +221,7 @@ async def _move(world: World, plan: Plan, duration_s: float) -> None:
 async def shift(world: World, random: Random, keys: tuple[bytes, ...] = (), target: str = "") -> None:
     """Plan that a range around one of `keys`, by default any of transactors, moves to another partition."""
     key = random.choice(keys or tuple(key for kind in KINDS for key in kind))
-    token, width = token_of(key), random.choice((0, 0, 1 << 24, 1 << 28))
+    token, width = MURMUR3.token_of(key), random.choice((0, 0, 1 << 24, 1 << 28))
     first, last = max(0, token - width), min(TOKENS - 1, token + width)
     others = [each for each in world.ring.partitions if each != world.ring.owner_of(token)]
     goal = PartitionId(target or random.choice(sorted(others)))

@@ -15,7 +15,7 @@ from kvstore.errors import MetadataError
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Flag
-from kvstore.ring.hashing import token_of
+from kvstore.ring.hashing import MURMUR3
 from kvstore.ring.plan import shift_range
 from kvstore.types import PartitionId
 from tests.sim.clients import Identity, Worker
@@ -117,7 +117,7 @@ def move(key_of: Keys) -> Callable[[World], Any]:
         random = world.cluster.world.fork("move")
 
         async def shift(key: bytes) -> None:
-            token, owner = token_of(key), world.ring.partition_of(key)
+            token, owner = MURMUR3.token_of(key), world.ring.partition_of(key)
             target = PartitionId(random.choice(sorted(each for each in world.ring.partitions if each != owner)))
             try:
                 await world.change(lambda ring: shift_range(ring, token, token, target))

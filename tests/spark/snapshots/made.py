@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kvstore.ring.hashing import token_of
+from kvstore.ring.hashing import MURMUR3
 from kvstore.spark.snapshots import manifest as manifests
 from kvstore.spark.snapshots.directory import DirectoryStore
 from kvstore.spark.snapshots.manifest import DataFile, Manifest, PartitionPosition, SnapshotKind
@@ -31,7 +31,7 @@ class Change:
 
     @property
     def partition(self) -> str:
-        return "p1" if token_of(self.key) < HALF else "p2"
+        return "p1" if MURMUR3.token_of(self.key) < HALF else "p2"
 
 
 def file_of(folder: Path, partition: str, changes: Sequence[Change], part: str = "00000") -> DataFile:
@@ -92,7 +92,7 @@ def manifest_of(
 def full(store: DirectoryStore, name: str, log: Sequence[Change], *, hour: int = 0) -> Manifest:
     """Publish a full snapshot of the log."""
     last = {change.key: change for change in log}
-    kept = sorted((c for c in last.values() if c.value is not None), key=lambda c: (token_of(c.key), c.key))
+    kept = sorted((c for c in last.values() if c.value is not None), key=lambda c: (MURMUR3.token_of(c.key), c.key))
     return _published(store, manifest_of(name, None, places_of(log), hour=hour), kept)
 
 

@@ -13,6 +13,7 @@ from kvstore.spark.snapshots.chains import (
     chain_of,
     covering,
     in_order,
+    kept,
     newest_or_none,
     prunable,
 )
@@ -43,21 +44,24 @@ def catalogues(draw: st.DrawFn) -> Catalogue:
     return line(*hours)
 
 
-@given(catalogues(), st.integers(0, 6), st.integers(0, 3), st.integers(0, 3))
+@given(catalogues(), *[st.integers(0, 3)] * 4, st.sets(st.integers(0, 23)))
 def test_after_each_removal_of_a_pruning_every_chain_is_complete(
-    catalogue: Catalogue, newest: int, days: int, weeks: int
+    catalogue: Catalogue, newest: int, days: int, weeks: int, months: int, held: set[int]
 ) -> None:
-    if not (newest or days or weeks):
+    if not (newest or days or weeks or months):
         return
-    retention = SnapshotRetention(newest=newest, days=days, weeks=weeks)
-    kept = dict(catalogue)
-    for manifest in prunable(catalogue, retention):
-        del kept[manifest.id]
-        for each in kept:
-            assert chain_of(kept, each)[0].parent is None
-    assert newest_or_none(kept) == newest_or_none(catalogue)
-    assert {each.id for each in in_order(catalogue)[::-1][:newest]} <= kept.keys()
-    assert prunable(kept, retention) == []
+    retention = SnapshotRetention(newest=newest, days=days, weeks=weeks, months=months)
+    names = {f"s{number:03d}" for number in held}
+    left = dict(catalogue)
+    for manifest in prunable(catalogue, retention, names):
+        del left[manifest.id]
+        for each in left:
+            assert chain_of(left, each)[0].parent is None
+    assert newest_or_none(left) == newest_or_none(catalogue)
+    assert {each.id for each in in_order(catalogue)[::-1][:newest]} <= left.keys()
+    assert names & catalogue.keys() <= left.keys()
+    assert prunable(left, retention, names) == []
+    assert kept(catalogue, retention, names).keys() == left.keys()
 
 
 def test_parents_of_a_kept_snapshot_stay() -> None:
@@ -68,8 +72,25 @@ def test_parents_of_a_kept_snapshot_stay() -> None:
 
 def test_newest_of_each_day_is_kept() -> None:
     catalogue = line(*[None] * 60)  # one per hour from 22:13, over four days
-    kept = sorted(catalogue.keys() - {each.id for each in prunable(catalogue, SnapshotRetention(days=3))})
-    assert kept == ["s025", "s049", "s059"]
+    staying = sorted(catalogue.keys() - {each.id for each in prunable(catalogue, SnapshotRetention(days=3))})
+    assert staying == ["s025", "s049", "s059"]
+
+
+def test_newest_of_each_month_is_kept_with_its_tag() -> None:
+    catalogue = line(None, None, None, 0)
+    for number in range(4):  # one every 20 days from 14 November
+        name = f"s{number:03d}"
+        moved = tuple(replace(each, time_ms=EPOCH_MS + number * 20 * 24 * HOUR_MS) for each in at(10, 0))
+        catalogue[name] = replace(catalogue[name], partitions=moved)
+    found = kept(catalogue, SnapshotRetention(months=2))
+    assert found == {"s003": ["monthly 2024-01"], "s002": ["monthly 2023-12"], "s000": ["needed by s003"]}
+
+
+def test_legal_hold_keeps_a_chain_beyond_the_retention() -> None:
+    catalogue = line(None, 0, None)
+    rule = SnapshotRetention(newest=1)
+    assert prunable(catalogue, rule, {"s001", "elsewhere"}) == []
+    assert kept(catalogue, rule, {"s001"}) == {"s002": ["newest"], "s001": ["legal hold"], "s000": ["needed by s001"]}
 
 
 def test_wrong_date_of_the_machine_that_takes_snapshots_lets_none_go() -> None:
@@ -78,8 +99,8 @@ def test_wrong_date_of_the_machine_that_takes_snapshots_lets_none_go() -> None:
     for number in range(53, 60):
         name = f"s{number:03d}"
         catalogue[name] = replace(catalogue[name], started_ms=EPOCH_MS + number * 400 * 24 * HOUR_MS)
-    kept = sorted(catalogue.keys() - {each.id for each in prunable(catalogue, SnapshotRetention(days=3, weeks=1))})
-    assert kept == ["s025", "s049", "s059"]
+    staying = sorted(catalogue.keys() - {each.id for each in prunable(catalogue, SnapshotRetention(days=3, weeks=1))})
+    assert staying == ["s025", "s049", "s059"]
 
 
 def test_nothing_to_keep_is_refused() -> None:

@@ -19,6 +19,7 @@ from kvstore.cli.main import build
 from kvstore.errors import ConfigError, Corrupted, InvalidRequest, Unavailable
 from kvstore.spark.snapshots import chains, objects, verify
 from kvstore.spark.snapshots.create import resumed_or_none
+from kvstore.spark.snapshots.legal_holds import LegalHold
 from kvstore.spark.snapshots.manifest import NAME, DataFile, SnapshotKind
 from kvstore.spark.snapshots.objects import RemoteStore
 from kvstore.spark.snapshots.places import store_at
@@ -246,6 +247,20 @@ def test_planned_parent_is_not_removed_and_a_removed_one_gets_no_child(store: Re
     work.remove()
     (store._marks("a") / "mark-x").write(b"")  # the removing process has come so far
     assert not store.may_continue("a")
+    assert store.remove("a")
+
+
+def test_legal_hold_and_removal_see_each_other(store: RemoteStore) -> None:
+    """Each announces itself before it looks for the other."""
+    published(store, "a")
+    store.hold("a", LegalHold(reason="case 17", placed_ms=1))
+    assert store.holds()["a"].reason == "case 17"
+    assert not store.remove("a")
+    assert store.release_hold("a")
+    (store._marks("a") / "mark-x").write(b"")  # the removing process has come so far
+    with pytest.raises(Unavailable, match="is being removed"):
+        store.hold("a", LegalHold(reason="case 18", placed_ms=2))
+    assert store.holds() == {}
     assert store.remove("a")
 
 

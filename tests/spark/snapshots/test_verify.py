@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.errors import Corrupted
-from kvstore.ring.hashing import token_of
+from kvstore.ring.hashing import MURMUR3
 from kvstore.spark.snapshots import verify
 from kvstore.spark.snapshots.directory import DirectoryStore
 from kvstore.spark.snapshots.manifest import INTENTS, NAME, Manifest, encode
@@ -52,7 +52,7 @@ def test_rows_of_intents_are_checked_as_records(store: DirectoryStore) -> None:
     """They are in the order of keys, and a key's row may come before the parent's position or be a delete."""
     first = full(store, "a", LOG[:200])
     second = incremental(store, "b", first, LOG)
-    keys = sorted({change.key for change in OWN}, key=lambda key: (token_of(key), key))[:3]
+    keys = sorted({change.key for change in OWN}, key=lambda key: (MURMUR3.token_of(key), key))[:3]
     rows = [Change(key, value, 90 - number, 1) for number, (key, value) in enumerate(zip(keys, VALUES, strict=True))]
 
     def with_intents(rows: list[Change]) -> Manifest:

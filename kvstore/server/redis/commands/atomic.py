@@ -17,7 +17,7 @@ from kvstore import backoff
 from kvstore.errors import Conflict, InvalidRequest, Unavailable
 from kvstore.partition.state.commands import Batch, Op, Transact
 from kvstore.partition.state.traits import home_key
-from kvstore.ring.hashing import tokens_of
+from kvstore.ring.hashing import hash_tag
 from kvstore.server.redis.plans import OwnerOf, check_one_owner
 
 Ask = Callable[[Op], Awaitable[Any]]
@@ -53,7 +53,7 @@ class Atomic:
 
     def may_span(self, ops: Sequence[Op]) -> bool:
         """Return True if the operations may form a transaction over several partitions, now or after a move of keys."""
-        return self.spans_slots and len(set(tokens_of([op.key for op in ops]))) > 1
+        return self.spans_slots and len({hash_tag(op.key) for op in ops}) > 1
 
     def operation(self, ops: tuple[Op, ...], flags: int = 0) -> Batch | Transact:
         """Return the operation that executes `ops` together. `flags` are those of a batch. Raises CommandError if their

@@ -21,6 +21,8 @@ machine, commands included. So nothing after these words is read."""
 
 
 def _ping(words: Words, context: Context) -> Plan:
+    if context.is_subscriber:
+        return Reply(replies.bulks([b"pong", words[1] if len(words) == 2 else b""]))
     return Reply(replies.bulk(words[1]) if len(words) == 2 else b"+PONG\r\n")
 
 
@@ -75,7 +77,8 @@ def _greet(session: RespSession, words: Words, *, is_checked: bool) -> bytes:
             at += 2
         else:
             raise CommandError(f"ERR Syntax error in HELLO option '{words[at][:32].decode('utf-8', 'replace')}'")
-    session.protocol, session.name = protocol, name
+    session.name = name
+    session.use_protocol(protocol)
     facts = {
         b"server": replies.bulk(b"redis"),
         b"version": replies.bulk(REDIS_VERSION.encode()),
@@ -200,6 +203,7 @@ def _checked_name(name: bytes) -> bytes:
 
 
 def _reset(performer: Performer, words: Words) -> None:
+    performer.unsubscribe()
     performer.session.reset()
     performer.guard(performer.client.identity_of_certificate())
     performer.replies.use_protocol(performer.session.protocol)

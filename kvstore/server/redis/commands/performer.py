@@ -13,6 +13,7 @@ from kvstore.ring.ring import Ring
 from kvstore.server.access.changes import AdminChanges
 from kvstore.server.access.identities import Access, UserIdentity
 from kvstore.server.access.logins import Logins
+from kvstore.server.redis.channels import Channels
 from kvstore.server.redis.commands.lock_scripts import Scripts
 from kvstore.server.redis.gate import CommandGate
 from kvstore.server.redis.parser import Words
@@ -41,6 +42,7 @@ class CommandServer(Protocol):
     changes: AdminChanges
     scans: ScanSlots
     rates: Callable[[], Rates | None]
+    channels: Channels
 
     @property
     def ring(self) -> Ring: ...
@@ -83,6 +85,24 @@ class CommandReplies(Protocol):
     def use_protocol(self, version: int) -> None: ...
 
 
+class CommandSubscriber(Protocol):
+    """The subscriptions of the connection. Implemented by kvstore.server.redis.pipeline.subscriber.ClientSubscriber."""
+
+    channels: dict[bytes, None]
+    patterns: dict[bytes, None]
+
+    @property
+    def count(self) -> int:
+        """Number of subscriptions."""
+        ...
+
+    def subscribe(self, names: list[bytes], *, are_patterns: bool) -> list[int]: ...
+    def unsubscribe(self, names: list[bytes], *, are_patterns: bool) -> list[int]: ...
+    def settle(self) -> None:
+        """Queue the messages of this turn ahead of later replies."""
+        ...
+
+
 class Performer(Protocol):
     """Executes the commands of a client. Implemented by kvstore.server.redis.pipeline.pipeline.Pipeline."""
 
@@ -103,6 +123,14 @@ class Performer(Protocol):
 
     def guard(self, identity: UserIdentity | None) -> None:
         """Use the permissions of this user for all later commands."""
+        ...
+
+    def subscriber(self) -> CommandSubscriber:
+        """Return the subscriptions of the client."""
+        ...
+
+    def unsubscribe(self) -> None:
+        """End all subscriptions of the client."""
         ...
 
     def run_alone(self, work: Coroutine[Any, Any, bytes]) -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from kvstore.server.redis import replies
 from kvstore.server.redis.commands.performer import Performer
-from kvstore.server.redis.gate import Need
+from kvstore.server.redis.gate import ChannelNeed, Need
 from kvstore.server.redis.parser import Words
 from kvstore.server.redis.plans import Build, CommandError, Context, Plan, Reply
 
@@ -90,8 +90,8 @@ class Command(NamedTuple):
     """The minimum number of words, including the name."""
     most: int
     """The maximum number of words; 0: any number."""
-    need: Need | Callable[[Words], Need]
-    """The permissions that the command requires; a function if they depend on the subcommand."""
+    need: Need | Callable[[Words], Need | ChannelNeed]
+    """The permissions that the command requires; a function if they depend on its words."""
     keys: KeyPositions = NO_KEYS
     flag: str = ""
     """`readonly` or `write`, for clients that choose among nodes; empty if the command takes no keys."""
@@ -102,7 +102,7 @@ class Command(NamedTuple):
     def in_multi(self) -> InMulti:
         return self.handler.in_multi if isinstance(self.handler, Alone) else InMulti.QUEUED
 
-    def need_of(self, words: Words) -> Need:
+    def need_of(self, words: Words) -> Need | ChannelNeed:
         return self.need if isinstance(self.need, Need) else self.need(words)
 
     def plan_in_multi(self, words: Words, context: Context) -> Plan:

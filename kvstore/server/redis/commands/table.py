@@ -6,7 +6,17 @@ To add a command, write its handler and its row into the file of its family.
 from __future__ import annotations
 
 from kvstore.server.redis import replies
-from kvstore.server.redis.commands import cluster, connection, keys, scans, scripts, server, strings, transactions
+from kvstore.server.redis.commands import (
+    channels,
+    cluster,
+    connection,
+    keys,
+    scans,
+    scripts,
+    server,
+    strings,
+    transactions,
+)
 from kvstore.server.redis.commands.performer import Performer
 from kvstore.server.redis.commands.row import OPTIONS_MAX, Command, Family, in_turn
 from kvstore.server.redis.commands.unsupported import UNSUPPORTED
@@ -87,6 +97,7 @@ FAMILIES: tuple[Family, ...] = (
     scans.FAMILY,
     transactions.FAMILY,
     scripts.FAMILY,
+    channels.FAMILY,
     connection.FAMILY,
     server.FAMILY._replace(rows=(*server.FAMILY.rows, _COMMAND)),
     cluster.FAMILY,

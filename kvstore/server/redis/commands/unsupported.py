@@ -20,7 +20,6 @@ _KINDS = {
     "streams": "XACK XACKDEL XADD XAUTOCLAIM XCFGSET XCLAIM XDEL XDELEX XGROUP XINFO XLEN XPENDING XRANGE XREAD "
     "XREADGROUP XREVRANGE XSETID XTRIM",
     "scripts and functions": "EVAL_RO EVALSHA_RO FCALL FCALL_RO FUNCTION",
-    "Pub/Sub channels": "PSUBSCRIBE PUBLISH PUBSUB PUNSUBSCRIBE SPUBLISH SSUBSCRIBE SUBSCRIBE SUNSUBSCRIBE UNSUBSCRIBE",
     "bitmaps": "BITCOUNT BITFIELD BITFIELD_RO BITOP BITPOS GETBIT SETBIT",
     "geospatial indexes": "GEOADD GEODIST GEOHASH GEOPOS GEORADIUS GEORADIUS_RO GEORADIUSBYMEMBER "
     "GEORADIUSBYMEMBER_RO GEOSEARCH GEOSEARCHSTORE",
@@ -36,6 +35,7 @@ _ELSEWHERE = {
     "commands of other clients are not shown; use `kvstore watch` for changes and `kvstore node slow-log`": "MONITOR",
     "use `kvstore node` to manage nodes": "DEBUG SHUTDOWN",
     "clients are never redirected": "ASKING",
+    "use PUBLISH and SUBSCRIBE, which reach all nodes": "SPUBLISH SSUBSCRIBE SUNSUBSCRIBE",
     "compare the values in the client": "DELEX DIGEST LCS",
     "use SET with an expiry inside MULTI": "MSETEX",
     "no drawings here": "LOLWUT",

@@ -46,7 +46,7 @@ class FastPath:
         if (
             number != sink.answered
             or number != in_flight.accounted
-            or session.queued is not None
+            or not session.is_plain
             or session.level
             or sink.due
             or sink.is_full
@@ -158,7 +158,7 @@ class FastPath:
         for words in waiting:
             name, count = words[0], len(words)
             key: bytes = words[1] if count > 1 else b""
-            if session.queued is not None or not 0 < len(key) <= KEY_BYTES_MAX:
+            if not session.is_plain or not 0 < len(key) <= KEY_BYTES_MAX:
                 return words
             if count == 2 and name in GET_WORDS:
                 if (writes and writes.get(key, -1) >= sink.answered) or in_flight.is_crowded():

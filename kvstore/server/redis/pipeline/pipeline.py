@@ -14,6 +14,7 @@ from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any, Protocol
 
+from kvstore.access import Right
 from kvstore.env import Stream
 from kvstore.errors import StoreError
 from kvstore.partition.state.commands import Op
@@ -21,6 +22,7 @@ from kvstore.partition.state.operations import BATCH_RESULT_BYTES_MAX
 from kvstore.server.access.guard import Guard
 from kvstore.server.access.identities import UserIdentity
 from kvstore.server.redis import replies
+from kvstore.server.redis.commands.channels import OF_SUBSCRIBERS, channels_need, patterns_need
 from kvstore.server.redis.commands.performer import CommandConnection
 from kvstore.server.redis.commands.row import Alone, InMulti
 from kvstore.server.redis.commands.table import known
@@ -29,7 +31,18 @@ from kvstore.server.redis.parser import OversizedCommand, Words
 from kvstore.server.redis.pipeline.fast_path import PLAIN_WORDS, FastPath
 from kvstore.server.redis.pipeline.in_flight import InFlight
 from kvstore.server.redis.pipeline.reply_queue import FORMAT_BITS, Gather, PipelineServer, ReplyQueue
-from kvstore.server.redis.plans import CommandError, Context, Plan, Reply, Several, Single, together, value_bytes
+from kvstore.server.redis.pipeline.subscriber import ClientSubscriber
+from kvstore.server.redis.plans import (
+    CommandError,
+    Context,
+    Effect,
+    Plan,
+    Reply,
+    Several,
+    Single,
+    together,
+    value_bytes,
+)
 from kvstore.server.redis.session import RespSession
 
 log = logging.getLogger(__name__)
@@ -43,6 +56,10 @@ class PipelineConnection(CommandConnection, Protocol):
 
     def caught_up(self) -> None:
         """Note that all waiting commands have begun."""
+        ...
+
+    def abandon(self, text: str) -> None:
+        """Drop the commands that have not begun, send the error `text` and close the connection."""
         ...
 
 
@@ -71,6 +88,8 @@ class Pipeline:
         self._fast_path = FastPath(server, session, self.replies, self._in_flight)
         self._resume_below: int | None = None
         """Number of commands in flight below which waiting commands begin; None if none wait."""
+        self._subscriber: ClientSubscriber | None = None
+        """The client's subscriptions, from its first subscription on."""
 
     def guard(self, identity: UserIdentity | None) -> None:
         """Use the permissions of this user for later commands. None means that the client has not authenticated."""
@@ -82,6 +101,7 @@ class Pipeline:
             if not who.may_do_every_operation():  # permissions are checked again after each change of the table
                 self.replies.backend = Guard(access, who, self.server.backend, address)
                 self._fast_path.readable = who.read
+            self._check_subscriptions()
 
     # ── commands ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -101,7 +121,7 @@ class Pipeline:
         rounds.left -= 1
         if rounds.left <= 0 and in_flight.timed is None:
             in_flight.timed = rounds.begin(commands, issued)
-        is_free = count >= TOGETHER_MIN and self.session.queued is None and not in_flight.limit.is_full
+        is_free = count >= TOGETHER_MIN and self.session.is_plain and not in_flight.limit.is_full
         if is_free and not in_flight.is_crowded():
             begun = fast_path.answer_gets(commands) if len(commands[0]) == 2 else fast_path.begin_puts(commands)
         if begun < count:
@@ -146,14 +166,20 @@ class Pipeline:
                 raise session.refuse(words, error) from None
             if gate is not None:
                 self.check(words)
+            if not session.is_plain and session.is_subscriber and command.name not in OF_SUBSCRIBERS:
+                raise CommandError(
+                    f"ERR Can't execute '{command.name.lower()}': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / "
+                    "QUIT / RESET are allowed in this context"
+                )
+            context = Context(session.protocol, session.level, self.server.now_ms, self.publish, session.is_subscriber)
             if session.queued is not None and command.in_multi is not InMulti.AT_ONCE:
                 check_ops = None if gate is None else gate.check_ops
-                self.replies.reply(session.queue(words, command.plan_in_multi, self.server.now_ms, check_ops))
+                self.replies.reply(session.queue(words, command.plan_in_multi, context, check_ops))
                 return True
             handler = command.handler
             if isinstance(handler, Alone):
                 return self._act(handler, words)
-            return self.perform(handler(words, Context(session.protocol, session.level, self.server.now_ms)))
+            return self.perform(handler(words, context))
         except CommandError as error:
             self.replies.reply(replies.error(str(error)))
             return True
@@ -185,6 +211,11 @@ class Pipeline:
         match found:
             case Reply(data):
                 self.replies.reply(data)
+                return True
+            case Effect(act):
+                if self.replies.in_flight():
+                    return False
+                self.replies.reply(act())
                 return True
             case Single(op, format_):
                 in_flight, answered = self._in_flight, self.replies.answered
@@ -287,6 +318,7 @@ class Pipeline:
         self.is_closing = True
         self.waiting.clear()
         self.replies.lose()
+        self.unsubscribe()
         self._in_flight.settle()
 
     def end(self, text: str) -> None:
@@ -302,6 +334,50 @@ class Pipeline:
         is_over = self.is_closing or self._is_ended
         if is_over and not self.replies.in_flight() and not self.waiting and not self.replies.is_gone:
             self.stream.close()
+
+    # ── channels ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def publish(self, words: Words) -> bytes:
+        """Execute a PUBLISH, if the user may still do so, and return its reply. EXEC may come long after the command
+        was queued."""
+        channel, message = words[1], words[2]
+        try:
+            self.check(words)
+        except CommandError as error:
+            return replies.error(str(error))
+        rates = self.server.rates()
+        if rates is not None and (refusal := rates.refusal_or_none([channel])) is not None:
+            return replies.failure(refusal)
+        return replies.number(self.server.channels.publish(channel, message))
+
+    def subscriber(self) -> ClientSubscriber:
+        """Return the subscriptions of this client."""
+        if self._subscriber is None:
+            self._subscriber = ClientSubscriber(
+                *(self.server.channels, self.session, self.replies),
+                now=self.server.now,
+                flush=self.flush,
+                note_slow=self.server.note_slow_subscriber,
+            )
+        return self._subscriber
+
+    def unsubscribe(self) -> None:
+        """End all subscriptions of this client."""
+        if self._subscriber is not None:
+            self._subscriber.end()
+            self._subscriber = None
+
+    def _check_subscriptions(self) -> None:
+        """Disconnect the client if its user lacks the right to one of its subscriptions, as Redis does."""
+        own, gate = self._subscriber, self.gate
+        if own is None or gate is None or self.is_closing:
+            return
+        try:
+            gate.check("subscribe", channels_need(Right.READ, list(own.channels)))
+            gate.check("psubscribe", patterns_need(list(own.patterns)))
+        except CommandError as error:
+            own.end()
+            self.client.abandon(str(error))
 
     # ── for the handlers of the kind Alone ────────────────────────────────────────────────────────────────────────────
 

@@ -1,0 +1,244 @@
+"""`kvstore snapshot nightly`: the whole nightly job in one command, for a timer or a scheduler."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvstore.cli import snapshot_tools as tools
+from kvstore.cli.cluster import LOCAL, ClusterOptions, Json
+from kvstore.cli.output import as_json
+from kvstore.cli.run_event import event_of, send_or_fault, url_fault
+from kvstore.cli.snapshot_options import Compression, Conf, Master, MetricsFile, Nice, Rate, To
+from kvstore.cli.snapshot_taking import Taker
+from kvstore.errors import Corrupted, MetadataUnavailable, Retryable, StoreError
+
+if TYPE_CHECKING:
+    from kvstore.spark.snapshots.chains import SnapshotRetention
+    from kvstore.spark.snapshots.manifest import Manifest
+    from kvstore.spark.snapshots.prune import PruneResult
+    from kvstore.spark.snapshots.store import SnapshotStore
+    from kvstore.spark.snapshots.verify import Problem
+
+OUTCOMES = {"done": 0, "failed": 1, "unavailable": 3, "damaged": 4, "interrupted": 130}
+"""Outcomes with their exit codes. 2 is wrong usage."""
+DAY_MS = 86_400_000
+SPLIT_BYTES = 32 << 20
+
+
+def checked_url(url: str | None) -> str | None:
+    """Check the address of the receiver. Raises BadParameter."""
+    if url is not None and (fault := url_fault(url)):
+        raise typer.BadParameter(fault)
+    return url
+
+
+def nightly(
+    to: To,
+    full_days: Annotated[
+        int, typer.Option(min=1, help="Also take a full snapshot once the last one is this many days old")
+    ] = 7,
+    keep: Annotated[int, typer.Option(min=1, help="Number of newest snapshots to keep")] = 2,
+    daily: Annotated[int, typer.Option(min=0, help="Number of days of which to keep the newest snapshot")] = 8,
+    weekly: Annotated[int, typer.Option(min=0, help="Number of weeks of which to keep the newest snapshot")] = 5,
+    monthly: Annotated[int, typer.Option(min=0, help="Number of months of which to keep the newest snapshot")] = 12,
+    hold_hours: Annotated[
+        float, typer.Option(min=0, max=168, help="Hours to retain the logs for the next incremental snapshot")
+    ] = 48.0,
+    notify: Annotated[
+        str | None,
+        typer.Option(
+            callback=checked_url,
+            envvar="KVSTORE_SNAPSHOT_NOTIFY",
+            show_envvar=False,
+            help="URL that gets the result as an OpenLineage run event; also KVSTORE_SNAPSHOT_NOTIFY",
+        ),
+    ] = None,
+    metrics_file: MetricsFile = None,
+    pin_minutes: Annotated[
+        int, typer.Option(min=1, max=1440, help="Minutes within which a killed job can be resumed")
+    ] = 60,
+    rate: Rate = 0.0,
+    nice: Nice = tools.NICENESS,
+    master: Master = tools.AUTO,
+    conf: Conf = None,
+    cluster: ClusterOptions = LOCAL,
+    json: Json = False,
+) -> None:
+    """Take tonight's snapshot, verify it, remove old snapshots, and report the result.
+
+    The snapshot is incremental if it can be; a full one follows if the last full one is --full-days old, or damaged.
+    Nothing is removed if anything is damaged. Exit code 0: done; 1: refused or failed; 2: wrong usage; 3: the
+    cluster or the directory did not answer, so run it again, which continues; 4: taken, but files are damaged.
+    """
+    from kvstore.spark.snapshots.chains import SnapshotRetention
+
+    retention = SnapshotRetention(newest=keep, days=daily, weeks=weekly, months=monthly)
+    night = Night()
+    try:
+        taker = _taker(
+            night,
+            to,
+            cluster,
+            hold_hours=hold_hours,
+            pin_minutes=pin_minutes,
+            bytes_per_s=rate * (1 << 20),
+            master=master,
+            conf=conf,
+            nice=nice,
+        )
+        _take(night, taker, full_days)
+        _check(night, taker)
+        _prune(night, taker.store, retention)
+    except (StoreError, OSError) as error:
+        night.fail(error)
+    except KeyboardInterrupt:
+        night.outcome, night.error = "interrupted", f"interrupted; {tools.how_to_continue(pin_minutes)}"
+    if metrics_file is not None:
+        _write_metrics(night, to, metrics_file)
+    _notify(night, to, notify)
+    print(as_json(night.document()) if json else night.text())
+    if night.error:
+        tools.report(night.error)
+    raise typer.Exit(OUTCOMES[night.outcome])
+
+
+@dataclass(slots=True)
+class Night:
+    """The result of one night, as far as it has come."""
+
+    outcome: str = "done"
+    error: str | None = None
+    instance: str = ""
+    """Id of the cluster; empty until the cluster has answered."""
+    store: SnapshotStore | None = None
+    taken: list[Manifest] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    pruned: PruneResult | None = None
+    warnings: list[str] = field(default_factory=list)
+    began: float = field(default_factory=time.monotonic)
+
+    def warn(self, text: str) -> None:
+        """Note and report something that does not change the outcome."""
+        self.warnings.append(text)
+        tools.report(text)
+
+    def fail(self, error: StoreError | OSError) -> None:
+        """Note the error that ended the night."""
+        passes = isinstance(error, Retryable | MetadataUnavailable)
+        is_damage = isinstance(error, Corrupted) and bool(self.taken)
+        self.outcome = "damaged" if is_damage else "unavailable" if passes else "failed"
+        self.error = str(error) or type(error).__name__
+
+    def document(self) -> dict[str, Any]:
+        store = self.store
+        return {
+            "outcome": self.outcome,
+            "exit_code": OUTCOMES[self.outcome],
+            "error": self.error,
+            "snapshots": [{**tools.document(each), "path": str(store.folder(each.id))} for each in self.taken if store],
+            "problems": [{"snapshot": each.snapshot, "path": each.path, "what": each.what} for each in self.problems],
+            "pruned": tools.pruned_document(self.pruned) if self.pruned else None,
+            "warnings": self.warnings,
+            "seconds": round(time.monotonic() - self.began, 1),
+        }
+
+    def text(self) -> str:
+        lines = [f"{each.id}: {tools.sentence(each)}" for each in self.taken]
+        lines += [f"{each.snapshot}/{each.path} {each.what}" for each in self.problems]
+        if self.pruned is not None:
+            lines += [f"removed {name}" for name in (*self.pruned.removed, *self.pruned.remains)]
+        return "\n".join([*lines, f"{self.outcome}, {self.document()['seconds']} s"])
+
+
+def _taker(night: Night, to: str, cluster: ClusterOptions, **options: Any) -> Taker:
+    """Find the directory and the cluster. Raises StoreError."""
+    from kvstore.spark.snapshots.places import open_store
+
+    night.store = open_store(to)
+    night.store.check_writable()
+    tools.need_spark("pyarrow")
+    config, night.instance = tools.cluster_of(cluster)
+    return Taker(
+        store=night.store,
+        cluster=cluster,
+        config=config,
+        instance=night.instance,
+        compression=Compression.zstd,
+        split_bytes=SPLIT_BYTES,
+        report=night.warn,
+        **options,
+    )
+
+
+def _take(night: Night, taker: Taker, full_days: int) -> None:
+    """Take the incremental snapshot, and a full one if the last full one is `full_days` old. The incremental comes
+    first, so that the day before can be restored to the moment. Raises StoreError."""
+    from kvstore.spark.snapshots.chains import complete_until_ms
+
+    newest = taker.take(incremental=True, full_instead=lambda why: tools.full_instead(why, night.warn))
+    night.taken.append(newest)
+    days = (complete_until_ms(newest) - complete_until_ms(_chain(taker.store, newest)[0])) / DAY_MS
+    if round(days) >= full_days:  # timers are never on time, so a night is a day give or take half a day
+        night.taken.append(taker.take(incremental=False))
+
+
+def _check(night: Night, taker: Taker) -> None:
+    """Verify the new snapshots with all that they build on. If an incremental one is of no use because something that
+    it builds on is damaged, take a full one. Raises Corrupted if anything is damaged, StoreError."""
+    night.problems = _problems(taker.store, [each for new in night.taken for each in _chain(taker.store, new)])
+    if not night.problems:
+        return
+    found = f"{len(night.problems)} files are damaged or missing; nothing was removed"
+    if night.taken[-1].parent is not None:
+        night.taken.append(taker.take(incremental=False))
+        night.problems += _problems(taker.store, [night.taken[-1]])
+        found = f"{found}, and a full snapshot was taken: {night.taken[-1].id}"
+    raise Corrupted(found)
+
+
+def _problems(store: SnapshotStore, manifests: Sequence[Manifest]) -> list[Problem]:
+    from kvstore.spark.snapshots.verify import problems_of
+
+    once = list({each.id: each for each in manifests}.values())
+    with tools.Bar() as progress:
+        counted = tools.ProgressCounter(progress, "verifying", sum(each.rows for each in once))
+        return list(problems_of(store, once, counted))
+
+
+def _chain(store: SnapshotStore, newest: Manifest) -> Sequence[Manifest]:
+    from kvstore.spark.snapshots.chains import chain_of
+
+    return chain_of(store.load_chain(newest.id), newest.id)
+
+
+def _prune(night: Night, store: SnapshotStore, retention: SnapshotRetention) -> None:
+    from kvstore.spark.snapshots.prune import prune
+
+    with tools.Bar() as progress:
+        night.pruned = prune(store, retention, progress)
+    tools.report_busy(night.pruned.busy)
+
+
+def _write_metrics(night: Night, to: str, path: Path) -> None:
+    """Write the state of the directory, whatever the outcome. An error does not change the outcome."""
+    from kvstore.cli.snapshot_metrics import write_metrics
+    from kvstore.spark.snapshots.inventory import inventory_of
+    from kvstore.spark.snapshots.places import store_at
+
+    try:
+        write_metrics(path, inventory_of(store_at(to)[0]))
+    except (StoreError, OSError) as error:
+        night.warn(f"{path} could not be written: {error}")
+
+
+def _notify(night: Night, to: str, url: str | None) -> None:
+    """Send the result. An error does not change the outcome."""
+    root = str(night.store.root) if night.store else to
+    if url is not None and (fault := send_or_fault(url, event_of(night.document(), night.instance, root))):
+        night.warn(f"the run event could not be sent: {fault}")

@@ -1,0 +1,148 @@
+"""The pages about one subject: node, partition, bookie, clients, transactions, snapshots, slow log, users."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvstore.errors import MetadataUnavailable
+from kvstore.server.ui.cells import page_path
+from kvstore.server.ui.pages import DETAILS, MENU, POLICY
+from kvstore.server.ui.subjects import bookie_page, node_page, others_of, partition_page
+from tests.server.status.test_health import silent
+from tests.server.ui.made import HOSTILE, made_details
+from tests.server.ui.test_dashboard import Opened, fetch, log_of, opened
+from tests.server.ui.test_view import Elements, judged, loaded
+
+__all__ = ["opened"]
+
+PAGES = (
+    *("partition?id=p1", "bookie?id=n1-ab", "node?id=n1", "ledgers?partition=p1", "ledgers?bookie=n1-ab"),
+    *("clients", "transactions", "snapshots", "slow", "users"),
+)
+
+
+def facts(page: dict[str, Any]) -> dict[str, str]:
+    return {fact.name: fact.text for fact in page["facts"]}
+
+
+def rows(page: dict[str, Any], table: str) -> list[list[str]]:
+    [found] = [each for each in page["tables"] if each["id"] == table]
+    return [[cell.text for cell in row] for row in found["rows"]]
+
+
+@pytest.mark.parametrize("path", PAGES)
+async def test_page_escapes_the_names_of_others_and_can_be_used_by_everybody(opened: Opened, path: str) -> None:
+    opened.made.report.partitions[0].lead.hot_keys.add(key=HOSTILE.encode(), share=0.5)
+    opened.made.report.nodes[0].report.refused_by.add(by=HOSTILE, reason='"onload=alert(1)')
+    answer, page = await fetch(f"{opened.url}/ui/{path}")
+    assert (answer.status, answer.headers["Content-Security-Policy"]) == (200, POLICY)
+    assert "<script>alert" not in page
+    elements = Elements(page)
+    assert [len(elements.of(name)) for name in ("main", "header", "footer", "nav", "h1")] == [1] * 5
+    assert not [name for _, each in elements.found for name in each if name == "style" or name.startswith("on")]
+    headings = [each["id"] for each in elements.of("h2") if "id" in each]
+    assert len(set(headings)) == len(headings)
+    assert all(each.get("aria-labelledby") in headings for each in elements.of("section"))
+    assert all(each.get("scope") in ("col", "row") for each in elements.of("th"))
+    loads = [each for name in ("script", "link", "img") for each in elements.of(name)]
+    assert [each["href"] for each in loads] == ["/ui/ui.css"]
+
+
+@pytest.mark.parametrize("path", ["clients", "transactions", "slow", "users", "snapshots"])
+async def test_names_of_others_are_shown_as_text(opened: Opened, path: str) -> None:
+    assert "&lt;script&gt;alert(1)" in (await fetch(f"{opened.url}/ui/{path}"))[1]
+
+
+async def test_every_page_is_reached_from_every_other(opened: Opened) -> None:
+    for path in ("", "/clients", "/node?id=n1"):
+        linked = {str(each["href"]) for each in Elements((await fetch(f"{opened.url}/ui{path}"))[1]).of("a")}
+        assert {f"/ui/{name}" for name, _ in MENU} <= linked
+    linked = {str(each["href"]) for each in Elements((await fetch(f"{opened.url}/ui"))[1]).of("a")}
+    assert {"/ui/node?id=n1", "/ui/partition?id=p1", "/ui/bookie?id=n1-ab"} <= linked
+    assert {name for name, _ in MENU} <= {*DETAILS, "keys", "sessions"}
+
+
+async def test_unknown_subject_is_not_found(opened: Opened) -> None:
+    found = [await fetch(f"{opened.url}/ui/{name}?id=%3Cb%3Ex9") for name in ("node", "partition", "bookie")]
+    assert [answer.status for answer, _ in found] == [404, 404, 404]
+    assert found[1][1] == "404: no partition '<b>x9'; expected ?id= with one of p1, p2\n"
+    assert {answer.content_type for answer, _ in found} == {"text/plain"}
+    bad = [await fetch(f"{opened.url}/ui/ledgers?bookie=n1-ab&first={first}") for first in ("-1", "x", "9" * 20)]
+    assert [answer.status for answer, _ in bad] == [400, 400, 400]
+
+
+async def test_partition_page_is_complete_without_the_metadata_store(opened: Opened) -> None:
+    opened.listener.dashboard.details._details = made_details(MetadataUnavailable("the session is lost"))  # type: ignore[union-attr]
+    answer, page = await fetch(f"{opened.url}/ui/partition?id=p1")
+    assert answer.status == 200
+    assert "Unknown: the session is lost" in page
+    assert "Replicas" in page
+    assert [(await fetch(f"{opened.url}/ui/{name}"))[0].status for name in ("users", "snapshots")] == [200, 503]
+
+
+async def test_ledgers_of_a_bookie_are_read_in_pages(opened: Opened) -> None:
+    _, page = await fetch(f"{opened.url}/ui/ledgers?bookie=n3-ab")
+    assert "3 of the 3 ledgers that were read." in page
+    assert "/ui/ledgers?bookie=n3-ab&amp;first=2001" in page
+    assert "first=" not in (await fetch(f"{opened.url}/ui/ledgers?bookie=n3-ab&first=2001"))[1]
+    assert "0 of the 3 ledgers" in (await fetch(f"{opened.url}/ui/ledgers?bookie=n9"))[1]
+
+
+def test_partition_page_shows_replicas_moves_ledgers_and_holds() -> None:
+    report = loaded()
+    report.partitions[0].replicas[2].behind, report.partitions[0].replicas[1].role = 12, "following"
+    report.partitions[0].replicas[2].is_joining = True
+    report.ring.moves.add(id=7, source="p1", target="p2", state="copying", copied=0.4)
+    report.ring.moves.add(id=8, source="p3", target="p2", state="planned")
+    page = partition_page(report, report.partitions[0], log_of(12), "the session is lost")
+    assert facts(page)["operations"] == "300/s"
+    assert rows(page, "replicas")[1:] == [
+        ["n2", "up", "following", "0", "0", "none"],
+        ["n3", "up", "?", "?", "12", "joining"],
+    ]
+    assert [row[0] for row in rows(page, "moves")] == ["7"]
+    assert [row[0] for row in rows(page, "ledgers")] == [str(number) for number in range(12, 2, -1)]
+    assert rows(page, "holds") == []
+
+
+def test_node_page_of_a_silent_node_shows_what_is_known() -> None:
+    report = judged(loaded())
+    silent(report, 2)
+    report.nodes[1].leads.append("p2")
+    judged(report)
+    page = node_page(report, report.nodes[1])
+    assert facts(page) == {
+        "state": "no answer: refuses connections",
+        "leads, last known": "p2",
+        "should have replicas of": "p1, p2",
+    }
+    assert page["findings"][0]["subject"] == "node n2"
+    assert page["tables"] == []
+
+
+def test_bookie_page_names_the_partitions_that_lack_copies_there() -> None:
+    report = loaded()
+    report.partitions[1].lead.lacking_at.add(bookie="n3-ab", ledgers=4)
+    report.bookies[2].directories.add(path="/d1", free_bytes=5 << 30)
+    report.bookies[2].directories.add(path="/d2", failure="Input/output error")
+    page = bookie_page(report, report.bookies[2])
+    assert rows(page, "lacking") == [["p2", "4"]]
+    assert rows(page, "directories") == [["/d1", "writable", "5.0 GiB"], ["/d2", "failed: Input/output error", "0 B"]]
+    assert (facts(page)["disk free"], facts(page)["used by ledgers"]) == ("50 GiB", "50 GiB")
+
+
+def test_pages_of_other_nodes_are_linked_with_their_scheme() -> None:
+    report = loaded()
+    report.nodes[1].report.http = "n2:8401"
+    report.nodes[2].report.http = "n3:8401"
+    report.nodes[2].report.tls.mode = "require"
+    assert others_of(report, "slow") == [
+        {"id": "n2", "address": "http://n2:8401/ui/slow"},
+        {"id": "n3", "address": "https://n3:8401/ui/slow"},
+    ]
+
+
+def test_parameters_of_a_page_are_encoded() -> None:
+    assert page_path("keys", prefix='a&b=<"', after="") == "/ui/keys?prefix=a%26b%3D%3C%22"
