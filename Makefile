@@ -58,8 +58,9 @@ sims: setup ## thousands of simulated runs, and what struck them: make sims SEED
 mutants: setup ## break the code on purpose and see that a test notices; NAME=… for a part of the names
 	@$(BIN)/python -m tests.mutants $(NAME)
 
-redis-clients: setup ## the tests that redis-py and go-redis publish, against a cluster; what is not here is listed with its reason
-	@$(BIN)/python -m tests.redis_clients.redis_py && $(BIN)/python -m tests.redis_clients.go_redis
+redis-clients: setup ## the tests that redis-py and go-redis publish, and uses of libraries, against clusters; what is not here is listed with its reason
+	@$(BIN)/python -m tests.redis_clients.redis_py && $(BIN)/python -m tests.redis_clients.go_redis && \
+	  $(BIN)/python -m tests.redis_clients.libraries
 
 interop: setup ## Apache BookKeeper's own software on our bookies and ours on its, 4.17 and 4.18; Maven fetches the jars
 	@for version in $(or $(VERSION),4.17.2 4.18.0); do echo "Apache BookKeeper $$version"; \

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import html
 import json
+import math
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -42,12 +43,24 @@ NAME_SHOWN = 48
 """Characters of a prefix in the page; all of it is in its tooltip."""
 Bars = list[tuple[str, float]]
 SHOWN = 20
+LOG_FROM = 1000
+"""Ratio of the largest to the smallest bar from which bars are logarithms: smaller ones would have no length."""
+OTHERS = "all others"
 SETTINGS = {"spark.sql.shuffle.partitions": "8"}
 """Prefixes are few; a stream keeps a state for each partition, 200 of them otherwise."""
-STYLE = """body{font:15px/1.5 system-ui,sans-serif;margin:3rem auto;max-width:60rem;padding:0 1rem;color:#222}
+STYLE = """:root{color-scheme:light dark;--ink:#222;--paper:#fff;--quiet:#667;--more:#3b6ea5;--less:#c2564b;
+--rest:#98a2ad}
+@media (prefers-color-scheme:dark){:root{--ink:#e4e6e8;--paper:#16181b;--quiet:#9aa3ad;--more:#6fa3dc;--less:#e5867c;
+--rest:#5d6670}}
+body{font:15px/1.5 system-ui,sans-serif;margin:3rem auto;max-width:60rem;padding:0 1rem;color:var(--ink);
+background:var(--paper)}
 table{border-collapse:collapse;width:100%;table-layout:fixed}td{padding:.15rem .5rem;white-space:nowrap}
 td:first-child{width:34%;overflow:hidden;text-overflow:ellipsis}td:nth-child(2){text-align:right;width:16%}
-td:last-child{width:50%}i{display:block;height:1em;background:#3b6ea5}i.less{background:#c2564b}h2{margin-top:2.5rem}"""
+td:last-child{width:50%}i{display:block;height:1em;background:var(--more)}i.less{background:var(--less)}
+i.rest{background:var(--rest)}h2{margin-top:2.5rem}small{color:var(--quiet);font-weight:normal}
+dl{display:flex;flex-wrap:wrap;gap:.5rem 2.5rem}dt{color:var(--quiet)}dd{margin:0;font-size:1.6rem}
+@media (max-width:40rem){body{margin:1rem auto}td:first-child{width:46%}td:nth-child(2){width:30%}
+td:last-child{width:24%}}"""
 
 
 def prefix_of(depth: int) -> Column:
@@ -85,6 +98,16 @@ def sizes(rows: DataFrame, depth: int) -> list[dict[str, Any]]:
     return named([row.asDict() for row in grouped.orderBy(F.desc("bytes"), "prefix").limit(SHOWN).collect()])
 
 
+def totals(rows: DataFrame, depth: int) -> dict[str, int]:
+    """Keys, bytes and prefixes of all rows, of which the page shows a part."""
+    found = rows.agg(
+        F.count("*").alias("keys"),
+        F.coalesce(F.sum(F.length("key") + F.length("value")), F.lit(0)).alias("bytes"),
+        F.countDistinct(prefix_of(depth)).alias("prefixes"),
+    )
+    return dict(found.collect()[0].asDict())
+
+
 def value_sizes(rows: DataFrame) -> list[dict[str, Any]]:
     """How many values have up to 1, 2, 4 … bytes."""
     power = F.ceil(F.log2(F.greatest(F.length("value"), F.lit(1)))).cast("int")
@@ -114,13 +137,15 @@ def growth(session: SparkSession, directory: Path, prefix: str, depth: int) -> d
     def more(name: str) -> Column:
         return (F.coalesce(f"a.{name}", F.lit(0)) - F.coalesce(f"b.{name}", F.lit(0))).alias(name)
 
-    found = both.select("prefix", more("keys"), more("bytes")).where("bytes != 0 or keys != 0")
+    found = both.select("prefix", more("keys"), more("bytes")).where("bytes != 0 or keys != 0").cache()
+    total = found.agg(F.coalesce(F.sum("bytes"), F.lit(0)).alias("bytes")).collect()[0].bytes
     rows = found.orderBy(F.desc(F.abs("bytes")), "prefix").limit(SHOWN).collect()
-    return {"from": newest[0].id, "to": newest[1].id, "prefixes": named([row.asDict() for row in rows])}
+    prefixes = named([row.asDict() for row in rows])
+    return {"from": newest[0].id, "to": newest[1].id, "bytes": total, "prefixes": prefixes}
 
 
-def hottest(session: SparkSession, where: dict[str, str], depth: int) -> list[dict[str, Any]]:
-    """The prefixes with the most changes in the logs."""
+def hottest(session: SparkSession, where: dict[str, str], depth: int) -> tuple[list[dict[str, Any]], int]:
+    """The prefixes with the most changes in the logs, and the number of all changes."""
     stream = (
         session.readStream.format("kvstore")
         .options(**where, columns="key,kind", startingPosition="earliest", holdTtl="1m")  # no later run continues it
@@ -139,18 +164,22 @@ def hottest(session: SparkSession, where: dict[str, str], depth: int) -> list[di
             .start()
         )
         query.awaitTermination()
-        rows = session.table("hottest").orderBy(F.desc("changes"), "prefix").limit(SHOWN).collect()
-    return named([row.asDict() for row in rows])
+        counts = session.table("hottest")
+        rows = counts.orderBy(F.desc("changes"), "prefix").limit(SHOWN).collect()
+        total = counts.agg(F.coalesce(F.sum("changes"), F.lit(0)).alias("changes")).collect()[0].changes
+    return named([row.asDict() for row in rows]), total
 
 
 def everything(session: SparkSession, where: dict[str, str], snapshots: Path | None, depth: int) -> dict[str, Any]:
     """All that the page shows. Raises StoreError, and what Spark raises."""
     with hold(where) as pin:  # both of one moment
         rows = session.read.format("kvstore").options(**pin.options, columns="key,value").load()
-        of_now = {"sizes": sizes(rows, depth), "value_sizes": value_sizes(rows)}
+        of_now = {"totals": totals(rows, depth), "sizes": sizes(rows, depth), "value_sizes": value_sizes(rows)}
+    changed, changes = hottest(session, where, depth)
     return {
         **of_now,
-        "hottest": hottest(session, where, depth),
+        "hottest": changed,
+        "changes": changes,
         "growth": growth(session, snapshots, where["prefix"], depth) if snapshots else None,
     }
 
@@ -160,29 +189,70 @@ def everything(session: SparkSession, where: dict[str, str], snapshots: Path | N
 
 def page(found: dict[str, Any]) -> str:
     """All charts, in one file without scripts."""
-    grown = found["growth"]
+    grown, all_of = found["growth"], found["totals"]
+    sized = [(row["prefix"], row["bytes"]) for row in found["sizes"]]
+    counted = [(row["prefix"], row["keys"]) for row in found["sizes"]]
+    changed = [(row["prefix"], row["changes"]) for row in found["hottest"]]
     charts = [
-        chart("Bytes by prefix", [(row["prefix"], row["bytes"]) for row in found["sizes"]]),
-        chart("Keys by prefix", [(row["prefix"], row["keys"]) for row in found["sizes"]]),
-        chart("Values by size, up to", [(f"{row['up_to_bytes']:,} B", row["values"]) for row in found["value_sizes"]]),
-        chart("Changes in the logs by prefix", [(row["prefix"], row["changes"]) for row in found["hottest"]]),
+        chart("Bytes by prefix", sized, "bytes", all_of["bytes"]),
+        chart("Keys by prefix", counted, "count", all_of["keys"]),
+        chart(
+            "Values by size, up to",
+            [(human(row["up_to_bytes"], "bytes"), row["values"]) for row in found["value_sizes"]],
+        ),
+        chart("Changes in the logs by prefix", changed, "count", found["changes"]),
     ]
     if grown is not None:
         title = f"Growth in bytes, {grown['from']} to {grown['to']}"
-        charts.append(chart(title, [(row["prefix"], row["bytes"]) for row in grown["prefixes"]]))
-    head = f"<!doctype html><meta charset=utf-8><title>kvstore</title><style>{STYLE}</style>"
-    return f"{head}<h1>kvstore</h1>{''.join(charts)}"
-
-
-def chart(title: str, bars: Bars) -> str:
-    """One bar for each; those below 0 in another colour."""
-    most = max((abs(value) for _, value in bars), default=0) or 1
-    rows = "".join(
-        f'<tr><td title="{html.escape(name)}">{html.escape(short(name)) or "(none)"}<td>{value:,.0f}'
-        f'<td><i class="{"less" if value < 0 else ""}" style="width:{100 * abs(value) / most:.1f}%"></i>'
-        for name, value in bars
+        charts.append(
+            chart(title, [(row["prefix"], row["bytes"]) for row in grown["prefixes"]], "bytes", grown["bytes"])
+        )
+    facts = {
+        "keys": human(all_of["keys"]),
+        "bytes": human(all_of["bytes"], "bytes"),
+        "prefixes": human(all_of["prefixes"]),
+        "changes in the logs": human(found["changes"]),
+    }
+    if grown is not None:
+        facts["growth"] = human(grown["bytes"], "bytes")
+    summary = "".join(f"<div><dt>{name}<dd>{value}</div>" for name, value in facts.items())
+    head = (
+        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
+        f"<title>kvstore</title><style>{STYLE}</style>"
     )
-    return f"<h2>{html.escape(title)}</h2><table>{rows or '<tr><td>nothing'}</table>"
+    return f"{head}<h1>kvstore</h1><dl>{summary}</dl>{''.join(charts)}"
+
+
+def human(value: float, unit: str = "count") -> str:
+    """A number in three digits with its unit: 1.5 MiB, 12.3 k; exact below a thousand."""
+    step, names = (
+        (1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB")) if unit == "bytes" else (1000, ("", "k", "M", "G", "T"))
+    )
+    size, at = abs(value), 0
+    while size >= step and at < len(names) - 1:
+        size, at = size / step, at + 1
+    digits = f"{size:.0f}" if at == 0 or size >= 100 else f"{size:.1f}"
+    return f"{'-' if value < 0 else ''}{digits} {names[at]}".strip()
+
+
+def chart(title: str, bars: Bars, unit: str = "count", total: float | None = None) -> str:
+    """One bar for each; those below 0 in another colour, and what `total` has more than all in the last row."""
+    rest = 0 if total is None else total - sum(value for _, value in bars)
+    lengths = [abs(value) for _, value in [*bars, (OTHERS, rest)] if value]
+    most = max(lengths, default=1)
+    is_log = bool(lengths) and most >= LOG_FROM * min(lengths)
+
+    def row(name: str, value: float, kind: str) -> str:
+        share = math.log1p(abs(value)) / math.log1p(most) if is_log else abs(value) / most
+        return (
+            f'<tr><td title="{html.escape(name)}">{html.escape(short(name)) or "(none)"}'
+            f'<td title="{value:,.0f}">{human(value, unit)}<td><i class="{kind}" style="width:{100 * share:.1f}%"></i>'
+        )
+
+    rows = [row(name, value, "less" if value < 0 else "") for name, value in bars]
+    rows += [row(OTHERS, rest, "rest")] if rest else []
+    scale = " <small>logarithmic scale</small>" if is_log else ""
+    return f"<h2>{html.escape(title)}{scale}</h2><table>{''.join(rows) or '<tr><td>nothing'}</table>"
 
 
 def path_word(word: str) -> Path:

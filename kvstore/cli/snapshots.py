@@ -32,7 +32,7 @@ from kvstore.cli.snapshot_options import (
 )
 from kvstore.cli.snapshot_spark import with_tables
 from kvstore.cli.snapshot_taking import Taker
-from kvstore.errors import Corrupted, InvalidRequest
+from kvstore.errors import ConfigError, Corrupted, InvalidRequest
 
 if TYPE_CHECKING:
     from kvstore.spark.snapshots.tables import Differences, Tables
@@ -375,6 +375,13 @@ def delta(
     where: Where,
     table: Annotated[str, typer.Argument(help="Path or URL of the table, which is created if missing")],
     wanted: SnapshotId = None,
+    key_type: Annotated[str, typer.Option(help="Type of the column key: binary or string")] = "binary",
+    value_type: Annotated[
+        str, typer.Option(help="Type of the column value: binary, string, long, double, json or msgpack")
+    ] = "binary",
+    value_schema: Annotated[
+        str, typer.Option(help="Fields of values in json or msgpack, for example: id BIGINT, name STRING")
+    ] = "",
     json: Json = False,
 ) -> None:
     """Update a Delta table to a snapshot: one row per key, and one table version per snapshot.
@@ -382,12 +389,17 @@ def delta(
     Adds the changes since the snapshot that the table contains. Needs no cluster and no Spark, only the extra `delta`.
     """
     tools.need_spark("pyarrow")
+    from kvstore.spark.options import types_of
     from kvstore.spark.snapshots import delta as tables
 
+    try:
+        types = types_of({"keyType": key_type, "valueType": value_type, "valueSchema": value_schema})
+    except ConfigError as error:
+        raise typer.BadParameter(str(error), param_hint="--key-type, --value-type, --value-schema") from None
     store, chain, _ = tools.chosen(where, wanted, None, None, of_one_cluster=True)
     with tools.reporting_errors("run it again"), tools.Bar() as progress:
         counted = tools.ProgressCounter(progress, "adding", sum(each.rows for each in chain))
-        added = tables.export(store, chain, table, counted)
+        added = tables.export(store, chain, table, counted, types)
     if json:
         print(as_json({"table": table, "snapshot": chain[-1].id, "added": added}))
     else:

@@ -58,6 +58,7 @@ from kvstore.server.status.surveyor import Surveyor
 from kvstore.server.tracing.open import traced_backend
 from kvstore.server.write_probe import WriteProbe
 from kvstore.types import PartitionId, ServerId
+from kvstore.wal.deaths import ProvenDeaths
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +98,8 @@ class Node:
         self.access = Access(audit=self.audit, is_wanted=config.wants_access_control)
         self.logins = Logins(env, self.access, self.audit)
         self.links: PeerLinks
+        self.deaths = ProvenDeaths()
+        """The processes whose end was proven to this node."""
         self.peers: PeerServer
         self.streams: SessionStreams
         self.bookie: Bookie | None = None

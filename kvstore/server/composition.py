@@ -52,6 +52,7 @@ from kvstore.server.load.sampler import LOADS, LoadSampler
 from kvstore.server.namespaces.follow import NamespaceFollower
 from kvstore.server.namespaces.keeper import NAMESPACES, Keeper
 from kvstore.server.peer.identity import is_named
+from kvstore.server.peer.last_words import last_words, with_last_words
 from kvstore.server.peer.links import PeerLinks
 from kvstore.server.peer.node_peers import NodePeers, credentials_of
 from kvstore.server.peer.server import PeerServer
@@ -220,6 +221,7 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> tuple[PartitionLogs, B
         instance_id=instance_id,
         pace=pace,
         on_marked=node.worker.poll if node.worker is not None else lambda: None,
+        deaths=node.deaths,
     )
     return logs, view, bookies
 
@@ -323,8 +325,9 @@ async def _open_server(
     authenticator = StreamAuthenticator(node.access, node.logins, env.nursery)
     sessions = Sessions(node.backend_of("session"), env.clock, env.slow)
     node.streams = SessionStreams(sessions, config.id, authenticator, node.cluster)
+    accept_peer = node.streams.with_peers(with_last_words(node.peers.accept, node.cluster, node.deaths))
     node.resp = RespServer(
-        *(env, node.backend_of("redis"), config.limits, node.streams.with_peers(node.peers.accept), node.facts),
+        *(env, node.backend_of("redis"), config.limits, accept_peer, node.facts),
         access=node.access,
         logins=node.logins,
         id=node.id,
@@ -337,9 +340,25 @@ async def _open_server(
     )
     await node.resp.open(config.resp)
     stack.push_async_callback(node.resp.close)
+    _leave_last_words(node, stack)
     membership.announcement.on_placed = node.versions.poll
     await membership.announce()
     stack.push_async_callback(membership.announcement.withdraw)
+
+
+# docs/protocol.md G28
+def _leave_last_words(node: Node, stack: AsyncExitStack) -> None:
+    """Let the other servers learn of the end of this process."""
+    death, membership = node.env.death, node.membership
+    if not death.certificate:
+        return
+
+    def leave() -> None:
+        others = {each.resp for each in membership.topology.servers.values() if each.resp and each.id != node.id}
+        death.leave(last_words(node.id, node.cluster, death.certificate), others)
+
+    stack.callback(membership.on_topology(leave))
+    leave()
 
 
 def _open_channels(node: Node, stack: AsyncExitStack) -> Channels:
@@ -348,7 +367,7 @@ def _open_channels(node: Node, stack: AsyncExitStack) -> Channels:
     membership = node.membership
     others = ChannelPeers(node.env, node.id, node.links, lambda: membership.topology.servers, channels)
     node.channel_peers = others
-    node.peers.serve_at_once(CHANNELS, others.answer)
+    node.peers.serve(CHANNELS, others.answer)
     stack.push_async_callback(others.close)
     return channels
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import json
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kvstore.errors import ConfigError, InvalidRequest
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.spark.options import OnNull, Types, WriteOptions
+from kvstore.spark.value_schema import FORMATS
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -39,8 +42,47 @@ DIGITS = r"^-?[0-9]+$"
 def ddl(columns: tuple[str, ...], types: Types = AS_BYTES) -> str:
     """Return the schema of these columns as DDL. `columns` are names in CHANGES; `types` are the types of keys and
     values."""
-    kinds = {"key": f"{DDL_TYPES[types.key]} NOT NULL", "value": DDL_TYPES[types.value]}
+    value = types.schema.ddl if types.schema else DDL_TYPES[types.value]
+    kinds = {"key": f"{DDL_TYPES[types.key]} NOT NULL", "value": value}
     return ", ".join(f"{name} {kinds.get(name, CHANGES[name])}" for name in columns)
+
+
+TABLE_OPTIONS = "kvstore.options"
+"""The key of the columns' metadata under which Spark's catalog keeps a table's options. Spark passes these options to
+the source only while it creates the table, but passes the schema to every read."""
+
+
+def table_schema(columns: tuple[str, ...], types: Types, options: Mapping[str, str]) -> StructType:
+    """Return the schema of a catalog table with these columns, whose reads use these options."""
+    from pyspark.sql import types as spark
+
+    kinds = {
+        "STRING": spark.StringType(),
+        "BINARY": spark.BinaryType(),
+        "BIGINT": spark.LongType(),
+        "DOUBLE": spark.DoubleType(),
+        "TIMESTAMP": spark.TimestampType(),
+        "BOOLEAN": spark.BooleanType(),
+    }
+    metadata = {TABLE_OPTIONS: json.dumps(dict(options))}
+    fields = []
+    for column in columns:
+        name, kind, *rest = ddl((column,), types).split(" ", 2)
+        of_kind: spark.DataType | None = kinds.get(kind)
+        if column == "value" and types.schema is not None:
+            parts = [spark.StructField(each, kinds[what]) for each, what in types.schema.fields]
+            of_kind, rest = spark.StructType(parts), []
+        assert of_kind is not None
+        fields.append(spark.StructField(name, of_kind, nullable=not rest, metadata=metadata))
+    return spark.StructType(fields)
+
+
+def table_options(schema: StructType) -> dict[str, str] | None:
+    """Return the options of the catalog table to which the schema belongs, or None if there are none."""
+    for field in schema.fields:
+        if TABLE_OPTIONS in (field.metadata or {}):
+            return dict(json.loads(field.metadata[TABLE_OPTIONS]))
+    return None
 
 
 def typed(batch: Any, types: Types) -> Any:
@@ -52,12 +94,16 @@ def typed(batch: Any, types: Types) -> Any:
         at = batch.schema.get_field_index(name)
         if kind == "binary" or at < 0:
             continue
-        wanted = {"string": pa.string(), "long": pa.int64(), "double": pa.float64()}[kind]
+        if name == "value" and types.schema is not None:
+            wanted, read = types.schema.arrow, types.schema.decode
+        else:
+            wanted = {"string": pa.string(), "long": pa.int64(), "double": pa.float64()}[kind]
+            read = partial(_read_as, wanted=wanted)
         field = pa.field(name, wanted, nullable=name == "value")
         try:
-            column = _read_as(batch.column(at), wanted)
+            column = read(batch.column(at))
         except pa.ArrowInvalid:
-            raise InvalidRequest(_misread(batch, name, kind, wanted)) from None
+            raise InvalidRequest(_misread(batch, name, kind, read)) from None
         batch = batch.set_column(at, field, column)
     return batch
 
@@ -72,16 +118,21 @@ def _read_as(column: Any, wanted: Any) -> Any:
     return text.cast(wanted)
 
 
-def _misread(batch: Any, name: str, kind: str, wanted: Any) -> str:
+def _misread(batch: Any, name: str, kind: str, read: Callable[[Any], Any]) -> str:
     import pyarrow as pa
 
     column, keys = batch.column(name), batch.column("key") if "key" in batch.schema.names else None
     for row in range(batch.num_rows):
         try:
-            _read_as(column.slice(row, 1), wanted)
+            read(column.slice(row, 1))
         except pa.ArrowInvalid:
             which = _named(_bytes(keys[row].as_py())) if keys is not None else "a key that is not read"
             size = len(column[row].as_py())
+            if kind in FORMATS:
+                return (
+                    f"valueType {kind}: expected a value that is an object with the fields of valueSchema, got {size} "
+                    f"other bytes for {which}; read it as binary, or exclude such keys"
+                )
             return (
                 f"{name}Type {kind}: expected a {name} that is a {kind}, got {size} other bytes for {which}; read it "
                 "as "

@@ -15,11 +15,12 @@ from kvstore.client.core.config import ClientConfig, parse_url
 from kvstore.env.tls import Tls
 from kvstore.errors import ConfigError
 from kvstore.places import fault_of
+from kvstore.spark.value_schema import FORMATS, ValueSchema, value_schema
 
 T = TypeVar("T")
 
 WHERE = ("servers", "zookeeper", "dataDir", "tlsCa", "tlsCert", "tlsKey", "timeout")
-RANGE = ("columns", "prefix", "start", "end", "keyEncoding", "keyType", "valueType")
+RANGE = ("columns", "prefix", "start", "end", "keyEncoding", "keyType", "valueType", "valueSchema")
 READ = (*WHERE, *RANGE, "keys", "partition", "pin", "pinTtl", "splitBytes", "pageBytes")
 STREAM_ONLY = ("startingPosition", "maxRowsPerTrigger", "maxBytesPerTrigger", "holdName", "holdTtl")
 STREAM = (*WHERE, *RANGE, *STREAM_ONLY)
@@ -29,11 +30,13 @@ KEYS_MAX = 10_000
 SPARKS_OWN = {"checkpointlocation", "path", "querymaxresultcount"}
 """Options that Spark passes to every source and sink."""
 
-CATALOGS_OWN = "provider"
-"""An option that Spark adds when it creates a table in its catalog."""
+CATALOGS_OWN, OF_TABLE = "provider", "option."
+"""An option that Spark adds when it creates a table in its catalog, and the prefix under which Spark repeats the user's
+OPTIONS."""
 TABLES = (
-    "kvstore has no tables in Spark's catalog, because Spark passes a table's options neither to its reads nor to its "
-    'writes; use CREATE TEMPORARY VIEW name USING kvstore OPTIONS (...), or format("kvstore") with load() and save()'
+    "Spark passes a table's options only while it creates the table without a list of columns; use CREATE TABLE name "
+    'USING kvstore OPTIONS (...) or CREATE TEMPORARY VIEW to read, and format("kvstore") with options and save() to '
+    "write"
 )
 
 UNITS = {"": 1, "b": 1, "kib": 1 << 10, "kb": 1 << 10, "mib": 1 << 20, "mb": 1 << 20, "gib": 1 << 30, "gb": 1 << 30}
@@ -75,12 +78,15 @@ class KeyType(StrEnum):
 
 
 class ValueType(StrEnum):
-    """Column types in which values can be read: raw bytes, or UTF-8 text that is parsed as this type."""
+    """Column types in which values can be read: raw bytes, UTF-8 text that is parsed as this type, or objects of a
+    format, whose fields the option `valueSchema` names."""
 
     binary = "binary"
     string = "string"
     long = "long"
     double = "double"
+    json = "json"
+    msgpack = "msgpack"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +95,8 @@ class Types:
 
     key: KeyType = KeyType.binary
     value: ValueType = ValueType.binary
+    schema: ValueSchema | None = None
+    """The fields of the values, if `value` is a format of objects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +269,31 @@ def columns_of(options: Mapping[str, str], known: tuple[str, ...], default: tupl
 
 def types_of(options: Mapping[str, str]) -> Types:
     """Return the column types of keys and values. Raises ConfigError."""
-    return Types(_choice(options, "keyType", KeyType.binary), _choice(options, "valueType", ValueType.binary))
+    value = _choice(options, "valueType", ValueType.binary)
+    text = options.get("valueSchema", "")
+    if (value in FORMATS) != bool(text):
+        raise ConfigError(
+            f"expected valueSchema together with valueType {' or '.join(FORMATS)}, got valueType {value} "
+            f"{'with' if text else 'without'} valueSchema"
+        )
+    schema = value_schema(value, text) if text else None
+    return Types(_choice(options, "keyType", KeyType.binary), value, schema)
+
+
+def table_options_or_none(options: Mapping[str, str], known: tuple[str, ...]) -> dict[str, str] | None:
+    """Return the OPTIONS of a table that Spark is creating in its catalog, or None if the options are for a read or a
+    write. `known` are the columns that a user may name. Raises ConfigError."""
+    if CATALOGS_OWN not in {name.lower() for name in options}:
+        return None
+    names = {each.lower(): each for each in READ}
+    own = {name[len(OF_TABLE) :]: value for name, value in options.items() if name.lower().startswith(OF_TABLE)}
+    found = {names.get(name.lower(), name): value for name, value in own.items()}
+    if "pin" in found:
+        raise ConfigError("pin: expected no pin in a table's options, because a pin ends; each query pins the store")
+    read_options(found, known)
+    if directory := found.get("dataDir"):
+        found["dataDir"] = str(Path(directory).absolute())
+    return found
 
 
 def is_for_a_stream(options: Mapping[str, str]) -> bool:
@@ -310,8 +342,6 @@ def _refuse_unknown(options: Mapping[str, str], known: tuple[str, ...], doing: s
             "pushFilters does not exist, because Spark would apply the filters of one action to the next, which then "
             "misses rows; limit reads with prefix, start, end, keys and partition; Spark checks the conditions"
         )
-    if CATALOGS_OWN in {name.lower() for name in options}:
-        raise ConfigError(f"CREATE TABLE ... USING kvstore: {TABLES}")
     names = {name.lower() for name in known} | SPARKS_OWN
     unknown = sorted(name for name in options if name.lower() not in names)
     if unknown:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource
+from pyspark.sql.datasource import CaseInsensitiveDict, DataSource
 
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.pinned.pins import PinnedStore
@@ -20,6 +20,7 @@ from kvstore.spark.options import (
     is_for_a_stream,
     read_options,
     stream_options,
+    table_options_or_none,
     types_of,
     write_options,
 )
@@ -32,10 +33,19 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 KNOWN, CHANGES = tuple(columns.COLUMNS), tuple(columns.CHANGES)
-OWN_SCHEMA = f"expected no schema; choose columns with the option columns, then cast them. If this is a table: {TABLES}"
+OWN_SCHEMA = (
+    "expected no schema; choose columns with the option columns, then cast them. If this is a table or a stream of "
+    f"one: {TABLES}"
+)
 OVERWRITE = (
     'expected mode("append"), got overwrite; rows replace rows with the same key, and nothing else is removed. If this '
     f"was saveAsTable() or createOrReplace(), Spark dropped the former table before it called kvstore; {TABLES}"
+)
+
+
+OF_A_TABLE = (
+    "expected columns without a table's options, got columns of a kvstore table of Spark's catalog: a new table with "
+    'them would read the old table\'s cluster; read the rows with format("kvstore") and load() instead'
 )
 
 
@@ -61,13 +71,17 @@ class KvstoreSource(DataSource):
     def name(cls) -> str:
         return "kvstore"
 
-    def schema(self) -> str:
-        """Return the schema as DDL, after connecting to the cluster and pinning the store.
+    def schema(self) -> str | StructType:
+        """Return the schema, after connecting to the cluster and pinning the store.
 
         Spark calls this method once, in `load()`, so all actions of the data frame read the state of the store at that
         moment. Spark also calls it for a stream, which needs no pin: `streamReader` releases the pin, or `schema` makes
-        none if the options can only be for a stream. Raises ConfigError, and Unavailable if no server answers.
+        none if the options can only be for a stream. Spark also calls it for CREATE TABLE; then the schema keeps the
+        options for the table's reads. Raises ConfigError, and Unavailable if no server answers.
         """
+        if (table := table_options_or_none(self.options, KNOWN)) is not None:
+            find(table)
+            return columns.table_schema(read_options(table, KNOWN).columns, types_of(table), table)
         wanted = columns_of(self.options, CHANGES, KNOWN)
         self._config = find(self.options)
         if is_for_a_stream(self.options):
@@ -94,12 +108,24 @@ class KvstoreSource(DataSource):
             self._failure = error
 
     def reader(self, schema: StructType) -> PinnedReader:
+        if self._config is None and (table := columns.table_options(schema)) is not None:
+            self._open_table(schema, table)
         options = read_options(self.options, KNOWN)
         if self._failure is not None:
             raise self._failure
         if self._config is None or self._store is None:
             raise ConfigError(OWN_SCHEMA)
         return PinnedReader(self._config, self._store, options, pinned_at=self._pinned_at)
+
+    def _open_table(self, schema: StructType, table: dict[str, str]) -> None:
+        """Pin the store for one query of a catalog table, whose options the query may complete or replace."""
+        self.options = CaseInsensitiveDict({**CaseInsensitiveDict(table), **self.options})
+        options = read_options(self.options, KNOWN)
+        wanted = columns.table_schema(options.columns, options.types, {})
+        if [(each.name, each.dataType) for each in wanted] != [(each.name, each.dataType) for each in schema]:
+            raise ConfigError("columns, keyType, valueType: a query cannot change the columns of its table")
+        self._config = find(self.options)
+        self._pin(self._config)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         if self._store is not None and self._config is not None and not self.options.get("pin"):
@@ -122,6 +148,8 @@ class KvstoreSource(DataSource):
             raise ConfigError(OVERWRITE)
         if not self.options:
             raise ConfigError(f"INSERT INTO a table: {TABLES}")
+        if columns.table_options(schema) is not None:
+            raise ConfigError(OF_A_TABLE)
         options = write_options(self.options)
         plan = columns.plan(schema, options)
         return BulkWriter(find(self.options), plan, options)

@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 
 from examples import analytics
-from examples.analytics import chart, page, text_of
+from examples.analytics import chart, human, page, text_of
 
 FOUND = {
+    "totals": {"keys": 5, "bytes": 17, "prefixes": 4},
+    "changes": 9,
     "sizes": [{"prefix": "a/b", "bytes": 10, "keys": 2}, {"prefix": "<i>", "bytes": 5, "keys": 1}],
     "value_sizes": [{"up_to_bytes": 1024, "values": 3}],
     "hottest": [{"prefix": "a/b", "changes": 7, "deletes": 1}],
@@ -28,8 +30,48 @@ def test_keys_are_text_in_the_page() -> None:
     assert "<td><i>" not in shown
 
 
+def test_rows_that_are_not_shown_are_in_one_row() -> None:
+    shown = page(FOUND)
+    assert '<td title="all others">all others<td title="2">2 B<td><i class="rest"' in shown
+    assert "all others" not in chart("Sizes", [("a", 1.0)], "bytes", 1.0)
+
+
+def test_totals_begin_the_page() -> None:
+    shown = page({**FOUND, "totals": {"keys": 12_345, "bytes": 3 << 20, "prefixes": 4}})
+    assert "<dt>keys<dd>12.3 k</div><div><dt>bytes<dd>3.0 MiB" in shown
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (0, "count", "0"),
+        (999, "count", "999"),
+        (1_234, "count", "1.2 k"),
+        (-1536, "bytes", "-1.5 KiB"),
+        (1 << 60, "bytes", "1024 PiB"),
+        (5_400_000_000_000, "count", "5.4 T"),
+    ],
+)
+def test_numbers_are_short_with_their_unit(value: float, unit: str, text: str) -> None:
+    assert human(value, unit) == text
+
+
+def test_small_bar_beside_a_huge_one_is_visible() -> None:
+    shown = chart("Sizes", [("a", 1e9), ("b", 1e3)], "bytes")
+    assert "logarithmic scale" in shown
+    assert "width:33.3%" in shown
+    assert "logarithmic" not in chart("Sizes", [("a", 100.0), ("b", 1.0)])
+
+
+def test_page_fits_phones_and_dark_rooms() -> None:
+    shown = page(FOUND)
+    assert "width=device-width" in shown
+    assert "prefers-color-scheme:dark" in shown
+    assert "max-width:40rem" in shown
+
+
 def test_growth_is_shown_between_two_snapshots_only() -> None:
-    grown = {"from": "s1", "to": "s2", "prefixes": [{"prefix": "a", "keys": 1, "bytes": 2}]}
+    grown = {"from": "s1", "to": "s2", "bytes": 2, "prefixes": [{"prefix": "a", "keys": 1, "bytes": 2}]}
     assert "Growth" not in page(FOUND)
     assert "Growth in bytes, s1 to s2" in page({**FOUND, "growth": grown})
 
@@ -37,7 +79,7 @@ def test_growth_is_shown_between_two_snapshots_only() -> None:
 def test_long_name_is_cut_in_the_middle_and_complete_in_its_tooltip() -> None:
     name = "a" * 60 + "z"
     shown = chart("Sizes", [(name, 1.0)])
-    assert f'<td title="{name}">{"a" * 23}…{"a" * 22}z<td>1' in shown
+    assert f'<td title="{name}">{"a" * 23}…{"a" * 22}z<td title="1">1' in shown
     assert "table-layout:fixed" in page(FOUND), "so that a name takes no more than its column"
 
 

@@ -45,7 +45,7 @@ _REFUSALS = (
     re.compile(r"(CONFIG) supports only GET here"),
     re.compile(r"Command # \d+ \((\w+) .* caused error: .*(?:unknown command|unknown subcommand)"),
 )
-_SCRIPT = re.compile(r"only the scripts of lock libraries are supported|No matching script")
+_SCRIPT = re.compile(r"only the scripts of some libraries are supported|No matching script")
 
 
 class Outcome(NamedTuple):

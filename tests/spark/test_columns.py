@@ -2,7 +2,10 @@
 
 import datetime
 import hashlib
+import pickle
+from collections.abc import Callable
 
+import msgspec
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructType, TimestampNTZType, TimestampType
@@ -168,7 +171,88 @@ def test_errors_about_rows_show_neither_keys_nor_values(column: str) -> None:
         assert "secret" not in str(raised.value)
 
 
-@pytest.mark.parametrize("options", [{"keyType": "long"}, {"valueType": "json"}])
+@pytest.mark.parametrize("options", [{"keyType": "long"}, {"valueType": "xml"}])
 def test_types_that_there_are_not_are_refused(options: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="Type: expected binary or string"):
         types_of(options)
+
+
+# ── values by a schema ──
+
+FIELDS = "id BIGINT, `full name` STRING, price double, paid BOOLEAN, at TIMESTAMP"
+ORDER = {"id": 7, "full name": "Ana", "price": 1.5, "paid": True, "at": "2026-11-30T00:00:00Z", "later": [1]}
+AS_ROW = {
+    "id": 7,
+    "full name": "Ana",
+    "price": 1.5,
+    "paid": True,
+    "at": datetime.datetime(2026, 11, 30, tzinfo=datetime.UTC),
+}
+
+
+def by_schema(kind: str, fields: str = FIELDS) -> Types:
+    return types_of({"valueType": kind, "valueSchema": fields})
+
+
+@pytest.mark.parametrize(("kind", "encode"), [("json", msgspec.json.encode), ("msgpack", msgspec.msgpack.encode)])
+def test_values_become_the_fields_of_their_schema(kind: str, encode: Callable[[object], bytes]) -> None:
+    """Fields that the schema does not name are ignored; absent fields and deleted keys are null."""
+    values = [encode(ORDER), encode({"id": None}), None]
+    read = columns.typed(batch(key=[b"a", b"b", b"c"], value=values), by_schema(kind))
+    nothing = dict.fromkeys(AS_ROW)
+    assert read["value"].to_pylist() == [AS_ROW, nothing, None]
+    again = pickle.loads(pickle.dumps(by_schema(kind)))
+    assert columns.typed(batch(value=values[:1]), again)["value"].to_pylist() == [AS_ROW]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("json", b"{"),
+        ("json", b"[]"),
+        ("json", b'{"id": "7"}'),
+        ("json", b'{"id": 1.5}'),
+        ("json", b'{"id": 9223372036854775808}'),
+        ("json", b'{"paid": 1}'),
+        ("json", b'{"at": "2026-11-30T00:00:00"}'),
+        ("json", b'{"id": 7} x'),
+        ("json", b"[" * 100_000),
+        ("json", b"\xff"),
+        ("msgpack", b""),
+        ("msgpack", msgspec.msgpack.encode({"price": "1"})),
+    ],
+)
+def test_value_that_does_not_match_names_its_row_without_content(kind: str, value: bytes) -> None:
+    good = msgspec.json.encode({"id": 1}) if kind == "json" else msgspec.msgpack.encode({"id": 1})
+    with pytest.raises(InvalidRequest) as raised:
+        columns.typed(batch(key=[b"fine", b"secret key"], value=[good, value]), by_schema(kind))
+    assert f"valueType {kind}: expected a value that is an object with the fields of valueSchema" in str(raised.value)
+    assert hashlib.sha256(b"secret key").hexdigest()[:16] in str(raised.value)
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"valueType": "json"},
+            "expected valueSchema together with valueType json or msgpack, got valueType json with",
+        ),
+        ({"valueSchema": "id BIGINT"}, "got valueType binary with valueSchema"),
+        ({"valueType": "json", "valueSchema": "id INT"}, "valueSchema: expected NAME TYPE, ... with the types BIGINT"),
+        ({"valueType": "json", "valueSchema": "id BIGINT, id STRING"}, "valueSchema: expected each field once"),
+        ({"valueType": "json", "valueSchema": ","}, "valueSchema: expected NAME TYPE"),
+    ],
+)
+def test_wrong_schema_is_refused(options: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        types_of(options)
+    assert message in str(raised.value)
+
+
+def test_schema_of_values_is_the_type_of_the_column() -> None:
+    types = by_schema("json", "id BIGINT, name STRING")
+    assert columns.ddl(("key", "value"), types) == "key BINARY NOT NULL, value STRUCT<`id`: BIGINT, `name`: STRING>"
+    table = columns.table_schema(("key", "value"), types, {"prefix": "p"})
+    assert table["value"].dataType.simpleString() == "struct<id:bigint,name:string>"
+    assert columns.table_options(table) == {"prefix": "p"}

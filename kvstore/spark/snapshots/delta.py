@@ -19,6 +19,8 @@ import pyarrow.compute as pc
 from kvstore.client.pinned.arrow import SCHEMA
 from kvstore.errors import ConfigError, InvalidRequest, Unavailable
 from kvstore.extras import install_hint
+from kvstore.spark.columns import AS_BYTES, typed
+from kvstore.spark.options import Types
 from kvstore.spark.snapshots.chains import complete_until_ms
 from kvstore.spark.snapshots.manifest import Manifest
 from kvstore.spark.snapshots.store import SnapshotStore
@@ -44,13 +46,18 @@ class TableState:
 
 
 def export(
-    store: SnapshotStore, chain: Sequence[Manifest], table: str, done: Callable[[int], None] = lambda rows: None
+    store: SnapshotStore,
+    chain: Sequence[Manifest],
+    table: str,
+    done: Callable[[int], None] = lambda rows: None,
+    types: Types = AS_BYTES,
 ) -> list[str]:
     """Update the Delta table at this path or URL to the end of the chain, and return the ids of the snapshots that were
     added.
 
-    Calls `done` with the number of rows as they are processed. Raises ConfigError if deltalake is not installed,
-    InvalidRequest if the table has other content or a later snapshot, Unavailable, Corrupted.
+    Calls `done` with the number of rows as they are processed. `types` are the types of the columns `key` and `value`,
+    which must stay the same for a table. Raises ConfigError if deltalake is not installed, InvalidRequest if the table
+    has other content or a later snapshot, or a row does not match `types`, Unavailable, Corrupted.
     """
     try:
         import deltalake
@@ -62,9 +69,9 @@ def export(
         missing = _missing(chain, at, table)
         for manifest in missing:
             if manifest.parent is None:
-                _write(deltalake, store, manifest, table, "error" if at is None else "overwrite", done)
+                _write(deltalake, store, manifest, table, "error" if at is None else "overwrite", done, types)
             else:
-                _merge(deltalake, store, manifest, table, done)
+                _merge(deltalake, store, manifest, table, done, types)
     return [each.id for each in missing]
 
 
@@ -112,22 +119,31 @@ def _missing(chain: Sequence[Manifest], at: TableState | None, table: str) -> Se
 
 
 def _write(
-    deltalake: Any, store: SnapshotStore, manifest: Manifest, table: str, mode: str, done: Callable[[int], None]
+    deltalake: Any,
+    store: SnapshotStore,
+    manifest: Manifest,
+    table: str,
+    mode: str,
+    done: Callable[[int], None],
+    types: Types,
 ) -> None:
-    rows = pa.RecordBatchReader.from_batches(SCHEMA, _batches(store, manifest, done))
+    rows = pa.RecordBatchReader.from_batches(_schema(types), _batches(store, manifest, done, types))
     deltalake.write_deltalake(table, rows, mode=mode, commit_properties=_said(deltalake, manifest))
 
 
-def _merge(deltalake: Any, store: SnapshotStore, manifest: Manifest, table: str, done: Callable[[int], None]) -> None:
+def _merge(
+    deltalake: Any, store: SnapshotStore, manifest: Manifest, table: str, done: Callable[[int], None], types: Types
+) -> None:
     """Merge an incremental snapshot in one commit, so that the table is never between two snapshots. To make that
     possible, first gather the last change of each key in memory."""
-    last = SCHEMA.empty_table()
+    schema = _schema(types)
+    last = schema.empty_table()
     waiting: list[pa.RecordBatch] = []
-    for batch in _batches(store, manifest, done):
+    for batch in _batches(store, manifest, done, types):
         waiting.append(batch)
         if sum(each.num_rows for each in waiting) >= MERGE_ROWS:
             last, waiting = _newest(pa.concat_tables([last, pa.Table.from_batches(waiting)])), []
-    last = _newest(pa.concat_tables([last, pa.Table.from_batches(waiting, SCHEMA)]))
+    last = _newest(pa.concat_tables([last, pa.Table.from_batches(waiting, schema)]))
     (
         deltalake.DeltaTable(table)
         .merge(
@@ -149,10 +165,17 @@ def _said(deltalake: Any, manifest: Manifest) -> Any:
     return deltalake.CommitProperties(custom_metadata=said)
 
 
-def _batches(store: SnapshotStore, manifest: Manifest, done: Callable[[int], None]) -> Iterator[pa.RecordBatch]:
+def _schema(types: Types) -> pa.Schema:
+    """Return the schema of a table with these types of keys and values."""
+    return typed(pa.RecordBatch.from_pylist([], SCHEMA), types).schema
+
+
+def _batches(
+    store: SnapshotStore, manifest: Manifest, done: Callable[[int], None], types: Types
+) -> Iterator[pa.RecordBatch]:
     for stored in stored_files(store, manifest):
         for batch in read_table(stored):
-            yield batch
+            yield typed(batch, types)
             done(batch.num_rows)
 
 

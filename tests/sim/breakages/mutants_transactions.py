@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from kvstore.partition.leading.foreseen import Foreseen
 from kvstore.partition.leading.held import HeldReads
-from kvstore.partition.leading.leader import Leader
 from kvstore.partition.leading.prepare import TransactionRules
 from kvstore.partition.leading.prepared_answers import PreparedAnswers
 from kvstore.partition.state import operations
@@ -137,17 +136,6 @@ def _impatient_reads(patch: pytest.MonkeyPatch) -> None:
 @mutant("Tx9 a leader does not note that it sends PREPARED", **QUICK)
 def read_past_prepared(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PreparedAnswers, "_say", lambda *_: None)
-
-
-@mutant("Tx9 a new leader assumes that no PREPARED was sent", *LOSSES, found_by=7, **QUICK)
-def assume_nothing_was_sent(patch: pytest.MonkeyPatch) -> None:
-    start = Leader.start
-
-    async def begin(self: Leader, *args: Any) -> None:
-        await start(self, *args)
-        self._prepared.unsaid.update(intent.name for intent in self._state.intents)
-
-    patch.setattr(Leader, "start", begin)
 
 
 @mutant("Tx9 writes do not wait at intents", **QUICK)

@@ -1,5 +1,6 @@
-"""Tables of Spark's catalog, with a real Spark: it passes a table's options neither to its reads nor to its writes, so
-each of them is refused with the alternative."""
+"""Tables of Spark's catalog, with a real Spark. It passes a table's options to the source only while it creates the
+table without a list of columns; the schema keeps them for the table's reads. All else is refused with the
+alternative."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.cluster]
 
 NOBODY = "servers '127.0.0.1:1', timeout '100ms'"
-ADVICE = "use CREATE TEMPORARY VIEW name USING kvstore OPTIONS"
+ADVICE = "use CREATE TABLE name USING kvstore OPTIONS (...) or CREATE TEMPORARY VIEW"
 
 
 @pytest.fixture
@@ -29,11 +30,54 @@ def folder(spark: SparkSession, tmp_path: Path) -> Iterator[str]:
     spark.sql("drop database cat cascade")
 
 
-def test_table_without_columns_is_refused_before_it_is_made(spark: SparkSession, folder: str) -> None:
-    with pytest.raises(Exception, match="USING kvstore: kvstore has no tables in Spark's") as raised:
-        spark.sql(f"create table {folder}.t using kvstore options ({NOBODY}, prefix 'p')")
-    assert ADVICE in str(raised.value)
+def where(cluster: Cluster) -> str:
+    return f"dataDir '{cluster.local.data_dir}'"
+
+
+def test_table_is_read_with_its_options(spark: SparkSession, folder: str, shared_cluster: Cluster) -> None:
+    with Client(shared_cluster.url) as client:
+        client.put_many({b"table-1": b"10", b"table-2": b"20", b"other": b"x"})
+    options = f"{where(shared_cluster)}, prefix 'table-', keyType 'string', valueType 'long', columns 'key,value'"
+    spark.sql(f"create table {folder}.t using kvstore options ({options})")
+    assert spark.table(f"{folder}.t").dtypes == [("key", "string"), ("value", "bigint")]
+    assert spark.sql(f"select sum(value) as total from {folder}.t").collect()[0].total == 30
+    one = spark.sql(f"select value from {folder}.t with (prefix = 'table-2') where key > 'a'").collect()
+    assert [row.value for row in one] == [20]
+    with Client(shared_cluster.url) as client:
+        client.put(b"table-3", b"30")
+    assert spark.table(f"{folder}.t").count() == 3, "each query reads the store as of its own moment"
+    with pytest.raises(Exception, match="a query cannot change the columns of its table"):
+        spark.sql(f"select * from {folder}.t with (valueType = 'string')").collect()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (NOBODY, "no server of the cluster answers"),
+        ("servers '127.0.0.1:1', prefx 'p'", "unknown option 'prefx'"),
+        ("servers '127.0.0.1:1', pin 'x'", "expected no pin in a table's options"),
+        ("prefix 'p'", "no cluster given"),
+    ],
+)
+def test_table_with_wrong_options_is_not_made(spark: SparkSession, folder: str, options: str, message: str) -> None:
+    with pytest.raises(Exception, match=message):
+        spark.sql(f"create table {folder}.t using kvstore options ({options})")
     assert not spark.catalog.tableExists(f"{folder}.t")
+
+
+def test_write_that_could_reach_another_table_is_refused(
+    spark: SparkSession, folder: str, shared_cluster: Cluster
+) -> None:
+    """Spark passes either no options, or the columns of the table that is read instead of the one that is written."""
+    options = f"{where(shared_cluster)}, prefix 'from-', columns 'key,value'"
+    spark.sql(f"create table {folder}.t using kvstore options ({options})")
+    with pytest.raises(Exception, match="ConfigError") as raised:
+        spark.sql(f"insert into {folder}.t values (cast('k' as binary), cast('v' as binary))")
+    assert ADVICE in str(raised.value)
+    copy = spark.table(f"{folder}.t").writeTo(f"{folder}.copy").using("kvstore").option("servers", "127.0.0.1:1")
+    with pytest.raises(Exception, match="a new table with them would read the old table's cluster"):
+        copy.create()
+    assert not spark.catalog.tableExists(f"{folder}.copy")
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 
 from kvstore.cli.main import build
 from kvstore.errors import InvalidRequest, Unavailable
+from kvstore.spark.options import types_of
 from kvstore.spark.snapshots import chains, delta
 from kvstore.spark.snapshots.directory import DirectoryStore
-from tests.spark.snapshots.made import Change, full, incremental, some_log
+from tests.spark.snapshots.made import EPOCH_MS, Change, full, incremental, some_log
 
 FIRST, SECOND, THIRD = some_log(40), some_log(30, start=40), some_log(20, start=70)
 
@@ -138,3 +139,28 @@ def test_command_reports_the_partitions_it_added(store: DirectoryStore, tmp_path
     assert (answer.exit_code, answer.output) == (0, f"{tmp_path}/table: at b, added a, b\n")
     answer = CliRunner().invoke(build(), words)
     assert (answer.exit_code, answer.output) == (0, f"{tmp_path}/table: at b, nothing to add\n")
+
+
+def test_values_become_typed_columns(tmp_path: Path) -> None:
+    """Through a full snapshot, a merge with deletes, and a value that does not match."""
+    store, table = DirectoryStore(tmp_path / "typed"), str(tmp_path / "table")
+    types = types_of({"keyType": "string", "valueType": "json", "valueSchema": "id BIGINT, name STRING"})
+    log = [Change(b"k%d" % at, b'{"id": %d, "name": "n"}' % at, at + 1, EPOCH_MS + at) for at in range(20)]
+    later = [Change(b"k0", None, 21, EPOCH_MS + 21), Change(b"k1", b'{"id": -1}', 22, EPOCH_MS + 22)]
+    first = full(store, "a", log)
+    delta.export(store, [first], table, types=types)
+    second = incremental(store, "b", first, log + later)
+    delta.export(store, [first, second], table, types=types)
+    rows = {row["key"]: row["value"] for row in DeltaTable(table).to_pyarrow_table().to_pylist()}
+    assert len(rows) == 19
+    assert (rows["k1"], rows["k2"]) == ({"id": -1, "name": None}, {"id": 2, "name": "n"})
+    third = incremental(store, "c", second, [*log, *later, Change(b"k3", b"{}x", 23, EPOCH_MS + 23)], hour=2)
+    with pytest.raises(InvalidRequest, match="expected a value that is an object with the fields of valueSchema"):
+        delta.export(store, [first, second, third], table, types=types)
+    assert len(DeltaTable(table).history()) == 2, "nothing of the snapshot was committed"
+
+
+def test_wrong_types_of_a_table_are_wrong_usage(store: DirectoryStore, tmp_path: Path) -> None:
+    words = ["snapshot", "delta", str(store.root), str(tmp_path / "table"), "--value-type", "json"]
+    done = CliRunner().invoke(build(["snapshots"]), words)
+    assert (done.exit_code, "expected valueSchema together with valueType" in done.output) == (2, True)

@@ -1,10 +1,11 @@
-"""Script commands: only the scripts of lock libraries (lock_scripts.py)."""
+"""Script commands: only the scripts of some libraries (lock_scripts.py)."""
 
 from __future__ import annotations
 
 from kvstore.limits import VALUE_BYTES_MAX
 from kvstore.server.redis import replies
 from kvstore.server.redis.commands.asking import atomic
+from kvstore.server.redis.commands.lock_scripts import Call
 from kvstore.server.redis.commands.performer import Performer
 from kvstore.server.redis.commands.row import NO_KEYS, OPTIONS_MAX, Alone, Command, Family, replying, writes
 from kvstore.server.redis.gate import Need
@@ -17,7 +18,7 @@ def _eval(performer: Performer, words: Words) -> None:
     action = scripts.find(words[1]) if words[0].upper() == b"EVALSHA" else scripts.load(words[1])[1]
     if integer(words[2]) != 1 or len(words) < 4:
         raise CommandError("ERR expected one key: every supported script takes one")
-    performer.run_alone(action(atomic(performer), check_key(words[3]), words[4:]))
+    performer.run_alone(action(Call(atomic(performer), check_key(words[3]), words[4:], performer.server.now_ms)))
 
 
 def _script(performer: Performer, words: Words) -> bytes:
@@ -38,20 +39,21 @@ def _script(performer: Performer, words: Words) -> bytes:
 
 _EVAL = Alone(_eval, lambda performer, words: VALUE_BYTES_MAX)
 _NO_LUA = (
-    'No Lua. The only scripts are those of redis-py\'s `Lock`, and `if redis.call("get",KEYS[1]) == '
-    'ARGV[1] then return redis.call("del",KEYS[1]) else return 0 end`, also with `pexpire`.'
+    "No Lua. The server knows the scripts of redis-py's `Lock`, aiocache, limits (fixed window), pottery's `Redlock`, "
+    'redlock for Node.js and redsync, and `if redis.call("get",KEYS[1]) == ARGV[1] then return '
+    'redis.call("del",KEYS[1]) else return 0 end`, also with `pexpire`.'
 )
 
 FAMILY = Family(
     "Scripts",
     "scripting",
     (
-        writes("EVAL", "Run a lock script.", _EVAL, 3, OPTIONS_MAX, NO_KEYS, _NO_LUA),
-        writes("EVALSHA", "Run a lock script by its SHA-1.", _EVAL, 3, OPTIONS_MAX, NO_KEYS, _NO_LUA),
+        writes("EVAL", "Run a known script.", _EVAL, 3, OPTIONS_MAX, NO_KEYS, _NO_LUA),
+        writes("EVALSHA", "Run a known script by its SHA-1.", _EVAL, 3, OPTIONS_MAX, NO_KEYS, _NO_LUA),
         Command(
             *(
                 "SCRIPT",
-                "Load lock scripts, or check whether they are loaded.",
+                "Load known scripts, or check whether they are loaded.",
                 replying(_script),
                 2,
                 OPTIONS_MAX,

@@ -21,9 +21,11 @@ from kvstore.server.cluster.topology import Member
 from kvstore.server.redis.commands import lock_scripts as scripts
 from kvstore.server.redis.commands import rewrite
 from kvstore.server.redis.commands.cluster import SLOTS, slot_ranges
+from kvstore.server.redis.plans import CommandError
 from kvstore.types import ServerId
 from tests.server.access.tables import table
 from tests.server.redis.resp_port import RespPort, redis_port
+from tests.server.redis.script import GOLDEN, read
 
 CLIENTS, ROUNDS = 8, 20
 IF_EQUAL = b"if redis.call('get',KEYS[1]) == ARGV[1] then return redis.call('del',KEYS[1]) else return 0 end"
@@ -197,10 +199,37 @@ async def test_scripts_of_redis_py_are_known() -> None:
     assert [known.load(text.encode())[1] for text in texts] == [scripts.release, scripts.extend, scripts.renew]
 
 
+async def test_concurrent_counts_of_a_rate_limiter_lose_nothing(resp: RespPort) -> None:
+    """The key is created and counted by all clients at once, and keeps its first time to live."""
+    text = next(
+        words[1].decode()
+        for script in read(GOLDEN / "redis_scripts.txt")
+        for step in script.steps
+        if b"incrby" in (words := step.words)[1]
+    )
+
+    async def count(client: redis.Redis, number: int) -> None:
+        for _ in range(ROUNDS):
+            await client.eval(text, 1, "count", 1000, 1)
+
+    await at_once(resp, count)
+    async with clients(resp, 1) as (client,):
+        assert int(await client.get("count")) == CLIENTS * ROUNDS
+        assert 0 < await client.ttl("count") <= 1000
+
+
+@pytest.mark.parametrize("change", [b"redis.call", b"KEYS[1]", b"=="])
+def test_changed_script_is_not_taken_for_the_known_one(change: bytes) -> None:
+    known = scripts.Scripts()
+    known.load(IF_EQUAL)
+    with pytest.raises(CommandError, match="only the scripts of some libraries"):
+        known.load(IF_EQUAL.replace(change, b"x" + change, 1))
+
+
 async def test_unknown_script_is_refused(resp: RespPort) -> None:
     async with clients(resp, 1) as (client,):
         for text in ("return 1", "return redis.call('del', KEYS[1])", "x" * 100_000):
-            with pytest.raises(exceptions.ResponseError, match="only the scripts of lock libraries"):
+            with pytest.raises(exceptions.ResponseError, match="only the scripts of some libraries"):
                 await client.eval(text, 1, "a")
 
 
