@@ -26,6 +26,7 @@ from kvstore.server.access.audit import AuditLog
 from kvstore.server.access.changes import AdminChanges
 from kvstore.server.access.identities import Access
 from kvstore.server.access.logins import Logins
+from kvstore.server.balance.balancer import Balancer
 from kvstore.server.clock.clock_sync import ClockSync
 from kvstore.server.cluster.membership import Membership
 from kvstore.server.cluster.ring_store import RingStore
@@ -82,6 +83,7 @@ class Node:
         self.hosting: Hosting
         self.rings: RingStore
         self.steward: Steward
+        self.balancer: Balancer
         self.load_sampler: LoadSampler
         self.progress: MoveReports
         self.feeds: Feeds
@@ -185,6 +187,7 @@ class Node:
                 **self.peers.statistics(),
                 **self.streams.statistics(),
                 **self.steward.statistics(),
+                **self.balancer.statistics(),
                 **self.feeds.statistics(),
                 "partitions_without_leader": len(self.leaderless()),
                 "cluster_version": self.versions.cluster,

@@ -35,6 +35,7 @@ from kvstore.server.access.certificates import common_names
 from kvstore.server.access.follow import AccessFollower
 from kvstore.server.access.stream_authenticator import StreamAuthenticator
 from kvstore.server.app import VERSION, Node
+from kvstore.server.balance.balancer import Balancer
 from kvstore.server.clock.clock_sync import DATES, ClockSync, JudgedClock
 from kvstore.server.clock.saved_date import saved_offset
 from kvstore.server.cluster.membership import Membership
@@ -44,6 +45,7 @@ from kvstore.server.cluster.version_follower import VersionFollower
 from kvstore.server.config import NodeConfig, Role
 from kvstore.server.feed.end import latest_of
 from kvstore.server.feed.feeds import Feeds
+from kvstore.server.grpc.ring_admin import RingAdmin
 from kvstore.server.grpc.session import Sessions
 from kvstore.server.grpc.stream import SessionStreams
 from kvstore.server.hosting import AgeRetired, FindEngines, Hosting, OpenEngine, RetireEngine, SpoilEngine
@@ -429,6 +431,9 @@ def _make_hosting(
     node.ledger_survey = LedgerSurvey(node.env.nursery, node, node.links, node.hosting)
     stack.push_async_callback(node.ledger_survey.close)
     node.progress = MoveReports(node.hosting.leading)
+    ring_admin = RingAdmin(node.env, node, node.dispatcher)
+    node.balancer = Balancer(node.env, node, node.surveyor, ring_admin, node.config.balance)
+    node.surveyor.balance = node.balancer.report
 
 
 async def _host(node: Node, stack: AsyncExitStack) -> None:
@@ -453,3 +458,5 @@ async def _host(node: Node, stack: AsyncExitStack) -> None:
     )
     node.steward.start()
     stack.push_async_callback(node.steward.close)
+    node.balancer.start()
+    stack.push_async_callback(node.balancer.close)

@@ -415,6 +415,13 @@ METRICS: dict[str, tuple[Declaration, ...]] = {
         counter(
             "server_steward_changes_total", "Number of changes to replicas and moves that this node made as steward."
         ),
+        counter("server_balance_steps_total", "Number of steps that this node made as balancer."),
+        gauge("server_balance_step_pending", "1 if the balancer has found a step. Only at the node that balances."),
+        gauge("server_balance_waits", "Reasons why the balancer waits. Only at the node that balances."),
+        gauge(
+            "server_balance_budget_left",
+            "Steps that the balancer may make within the hour. Only at the node that balances.",
+        ),
         gauge(
             "server_partitions_without_leader",
             "Partitions without a leader, as far as this server knows; / and /clusterz name them.",
