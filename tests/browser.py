@@ -40,6 +40,14 @@ UNTIL_LOADED = """new Promise(loaded => {
   look();
 })"""
 
+UNTIL_DRAWN = """new Promise(drawn => {
+  const look = () => {
+    if (document.querySelector(".u-legend")) requestAnimationFrame(() => drawn(true)); else setTimeout(look, 20);
+  };
+  look();
+})"""
+"""A promise that is kept once the charts of the dashboard are drawn."""
+
 
 class Tab:
     """One page of a browser, driven by the DevTools protocol."""

@@ -75,6 +75,7 @@ GIVEN_ADDRESSES = (
     "kvstore/cli/cluster.py",
     "kvstore/devcluster/",  # on loopback
     "kvstore/env/accepting.py",
+    "kvstore/env/death/watcher.py",  # in threads of a process that is about to end
     "kvstore/env/dns/names.py",
     "kvstore/env/preludes.py",
     "kvstore/env/transport.py",

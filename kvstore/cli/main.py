@@ -29,6 +29,7 @@ BRANCHES = {
     "replicas": ("partition",),
     "even_replicas": ("partition",),
     "intents": ("partition",),
+    "balance": ("balance",),
     "transactions": ("transaction",),
     "ledgers": ("ledger",),
     "bookies": ("bookie", "autorecovery"),

@@ -1,4 +1,4 @@
-"""`kvstore partition move-replica`, and how commands wait for replicas to move."""
+"""`kvstore partition move-replica` and `move-lead`, and how commands wait for replicas to move."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Add `move-replica` to the commands about partitions."""
+    """Add these commands to the commands about partitions."""
     group_of(app, "partition").command("move-replica")(move_replica)
+    group_of(app, "partition").command("move-lead")(move_lead)
 
 
 def move_replica(
@@ -51,9 +52,28 @@ def move_replica(
     print(as_json(status_document(answer)) if json else status_text(answer))
 
 
+def move_lead(
+    partition: Annotated[str, typer.Argument(help="Id of the partition")],
+    target: Annotated[str, typer.Argument(help="Server that should lead it, on which it has a replica")],
+    operation: OperationId = "",
+    cluster: ClusterOptions = LOCAL,
+    json: Json = False,
+) -> None:
+    """Make a server the preferred leader of a partition. The present leader hands over to it, in about ten seconds."""
+    from kvstore.proto.admin_pb2 import ChangeReplicasRequest
+
+    request = ChangeReplicasRequest(partition=partition, lead=target, operation=operation)
+    answer = change_replicas(request, cluster)
+    print(
+        as_json({"partition": partition, "preferred_leader": target, "version": answer.version})
+        if json
+        else f"{target} is the preferred leader of {partition} as of ring version {answer.version}"
+    )
+
+
 def change_replicas(request: admin_pb2.ChangeReplicasRequest, cluster: ClusterOptions) -> admin_pb2.RingStatusResponse:
     """Request the change. It is applied once, however often it is sent. Raises StoreError."""
-    with asked_once(request, has_option=bool(request.newcomer)):
+    with asked_once(request, has_option=bool(request.newcomer or request.lead)):
         return ask_admin(
             cluster,
             lambda stub, timeout_s: stub.ChangeReplicas(request, timeout=timeout_s),

@@ -13,6 +13,7 @@ from random import Random
 from typing import Any, Protocol
 
 from kvstore.env.beat import Beat
+from kvstore.env.death.port import UNPROVEN, DeathWatch
 from kvstore.env.liveness.port import UNWATCHED, Liveness
 from kvstore.env.logs.audit_lines import AuditLines
 from kvstore.env.networks import KnownNetworks
@@ -342,6 +343,8 @@ class Env:
     beat: Beat = Beat()  # noqa: RUF009 - it holds nothing
     liveness: Liveness = UNWATCHED
     """Evidence that the process works, on which its metadata session depends."""
+    death: DeathWatch = UNPROVEN
+    """Proves the end of this process to other processes."""
     slow: SlowLog = SlowLog()  # noqa: RUF009 - it takes nothing in
     traces: Traces = Traces()  # noqa: RUF009 - it takes none
     audit: AuditLines = AuditLines()  # noqa: RUF009 - it holds nothing

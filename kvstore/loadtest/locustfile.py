@@ -56,6 +56,10 @@ locust.runners.WORKER_REPORT_INTERVAL = REPORT_S
 locust.stats.bucket_response_time = lambda response_time: round(response_time, 1)
 STOP_S = 10.0
 """Seconds that a stopped user has to finish its operation. An operation that is killed may hold up others."""
+WEB_HOST = "127.0.0.1"
+"""Address of Locust's pages unless --web-host names another one."""
+_verdicts: list[str] = []
+"""The verdict of the run of this process, to be printed as the last line."""
 KEY = "kvstore"
 """Key of our part of a worker's report."""
 
@@ -95,6 +99,8 @@ class TargetShape(LoadTestShape):
 @events.init_command_line_parser.add_listener
 def on_parser(parser: ArgumentParser) -> None:
     add_options(parser)
+    # Anyone who can reach the pages can load the cluster.
+    parser.set_defaults(web_host=WEB_HOST)
 
 
 @events.init.add_listener
@@ -167,6 +173,14 @@ def on_quitting(environment: Environment, **_: Any) -> None:
     environment.process_exit_code = next((code for code in (2, 1, EXIT) if code in codes), 0)
 
 
+@events.quit.add_listener
+def on_quit(**_: Any) -> None:
+    """Print the verdict last, after Locust's own tables."""
+    for line in _verdicts:
+        print(line, file=sys.stderr, flush=True)
+    _verdicts.clear()
+
+
 def _checked(environment: Environment) -> Options:
     """Return the checked options. Raises ValueError, OSError."""
     options = options_of(environment.parsed_options)
@@ -214,6 +228,9 @@ def _finish(environment: Environment) -> None:
     conductor.faults += map(_failure_of, environment.runner.exceptions.values() if environment.runner else ())
     endpoints = ",".join(sorted(each.__name__ for each in environment.user_classes))
     environment.kvstore_codes.append(conductor.finish(endpoints=endpoints))
+    _verdicts.append(conductor.verdict)
+    if environment.web_ui is not None:
+        on_quit()
 
 
 def _check_endpoints(environment: Environment, options: Options) -> None:

@@ -24,8 +24,6 @@ from kvstore.loadtest.generator.options import Options, add_options, options_of,
 from kvstore.loadtest.generator.workloads import Draws
 from kvstore.standard_streams import prepare_standard_streams
 
-WEB_HOST = ("--web-host", "127.0.0.1")
-"""Anyone who can reach the pages can load the cluster, so they are on loopback by default."""
 LOCUSTFILE = Path(__file__).parent / "locustfile.py"
 
 
@@ -78,8 +76,7 @@ def run_locust(
 ) -> int:
     """Run Locust and return its exit code. Locust also writes its report after SIGINT or SIGTERM."""
     output = subprocess.DEVNULL if is_quiet else None
-    is_placed = any(word.partition("=")[0] == WEB_HOST[0] for word in words)
-    frame = (() if is_placed else WEB_HOST) if has_pages else ("--headless", "--only-summary")
+    frame = () if has_pages else ("--headless", "--only-summary")
     command = [sys.executable, "-m", "locust", "-f", str(file), *frame, *words]
     # A shell starts background jobs with SIGINT ignored, and Locust would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)

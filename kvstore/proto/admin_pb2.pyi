@@ -1505,6 +1505,262 @@ class MoveSuggestion(_message.Message):
 Global___MoveSuggestion: _TypeAlias = MoveSuggestion  # noqa: Y015
 
 @_typing.final
+class BalanceRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BalanceRequest: _TypeAlias = BalanceRequest  # noqa: Y015
+
+@_typing.final
+class BalanceResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODE_FIELD_NUMBER: _builtins.int
+    BALANCER_FIELD_NUMBER: _builtins.int
+    WAITS_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    NOTES_FIELD_NUMBER: _builtins.int
+    SERVERS_FIELD_NUMBER: _builtins.int
+    MADE_FIELD_NUMBER: _builtins.int
+    BUDGET_LEFT_FIELD_NUMBER: _builtins.int
+    MOVES_PER_HOUR_FIELD_NUMBER: _builtins.int
+    WINDOW_FIELD_NUMBER: _builtins.int
+    SETTLE_S_FIELD_NUMBER: _builtins.int
+    mode: _builtins.str
+    """off, suggest or auto, as the answering server is configured."""
+    balancer: _builtins.str
+    """The server that balances the cluster."""
+    budget_left: _builtins.int
+    """Steps that may still be made within the hour."""
+    moves_per_hour: _builtins.int
+    window: _builtins.str
+    """Times of day in UTC at which steps are made; empty: always."""
+    settle_s: _builtins.float
+    """Seconds for which an imbalance must last, and which pass after each step."""
+    @_builtins.property
+    def waits(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Reasons why no step is made now. The step below is then only shown."""
+
+    @_builtins.property
+    def step(self) -> Global___BalanceStep:
+        """Absent if nothing is to be done."""
+
+    @_builtins.property
+    def notes(self) -> _containers.RepeatedCompositeFieldContainer[Global___BalanceNote]:
+        """What each goal found, in the order in which the goals are asked."""
+
+    @_builtins.property
+    def servers(self) -> _containers.RepeatedCompositeFieldContainer[Global___BalanceServer]: ...
+    @_builtins.property
+    def made(self) -> _containers.RepeatedCompositeFieldContainer[Global___BalanceMade]:
+        """Steps of the last hour and longer, latest first."""
+
+    def __init__(
+        self,
+        *,
+        mode: _builtins.str = ...,
+        balancer: _builtins.str = ...,
+        waits: _abc.Iterable[_builtins.str] | None = ...,
+        step: Global___BalanceStep | None = ...,
+        notes: _abc.Iterable[Global___BalanceNote] | None = ...,
+        servers: _abc.Iterable[Global___BalanceServer] | None = ...,
+        made: _abc.Iterable[Global___BalanceMade] | None = ...,
+        budget_left: _builtins.int = ...,
+        moves_per_hour: _builtins.int = ...,
+        window: _builtins.str = ...,
+        settle_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["step", b"step"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["balancer", b"balancer", "budget_left", b"budget_left", "made", b"made", "mode", b"mode", "moves_per_hour", b"moves_per_hour", "notes", b"notes", "servers", b"servers", "settle_s", b"settle_s", "step", b"step", "waits", b"waits", "window", b"window"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BalanceResponse: _TypeAlias = BalanceResponse  # noqa: Y015
+
+@_typing.final
+class BalanceStep(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GOAL_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    COMMAND_FIELD_NUMBER: _builtins.int
+    goal: _builtins.str
+    """The goal that asks for the step: leads, replicas, load or shares."""
+    partition: _builtins.str
+    source: _builtins.str
+    """Servers, or for a range the partitions."""
+    target: _builtins.str
+    first: _builtins.int
+    """Only for a range."""
+    last: _builtins.int
+    reason: _builtins.str
+    command: _builtins.str
+    """The command that makes this step."""
+    def __init__(
+        self,
+        *,
+        goal: _builtins.str = ...,
+        partition: _builtins.str = ...,
+        source: _builtins.str = ...,
+        target: _builtins.str = ...,
+        first: _builtins.int | None = ...,
+        last: _builtins.int | None = ...,
+        reason: _builtins.str = ...,
+        command: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_first", b"_first", "_last", b"_last", "first", b"first", "last", b"last"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first", b"_first", "_last", b"_last", "command", b"command", "first", b"first", "goal", b"goal", "last", b"last", "partition", b"partition", "reason", b"reason", "source", b"source", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__first: _TypeAlias = _typing.Literal["first"]  # noqa: Y015
+    _WhichOneofArgType__first: _TypeAlias = _typing.Literal["_first", b"_first"]  # noqa: Y015
+    _WhichOneofReturnType__last: _TypeAlias = _typing.Literal["last"]  # noqa: Y015
+    _WhichOneofArgType__last: _TypeAlias = _typing.Literal["_last", b"_last"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__first) -> _WhichOneofReturnType__first | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last) -> _WhichOneofReturnType__last | None: ...
+
+Global___BalanceStep: _TypeAlias = BalanceStep  # noqa: Y015
+
+@_typing.final
+class BalanceNote(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GOAL_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    goal: _builtins.str
+    text: _builtins.str
+    def __init__(
+        self,
+        *,
+        goal: _builtins.str = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["goal", b"goal", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BalanceNote: _TypeAlias = BalanceNote  # noqa: Y015
+
+@_typing.final
+class BalanceServer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    LEADS_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    WORK_PER_S_FIELD_NUMBER: _builtins.int
+    DISK_USED_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    leads: _builtins.int
+    replicas: _builtins.int
+    work_per_s: _builtins.float
+    """Load of the partitions that the server leads or is about to lead, in units of work per second. A read counts 1, a
+    write 4, and each 512 bytes written 1.
+    """
+    disk_used: _builtins.float
+    """Part of the data directory's disk that is used, from 0 to 1; absent if unknown."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        leads: _builtins.int = ...,
+        replicas: _builtins.int = ...,
+        work_per_s: _builtins.float = ...,
+        disk_used: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_disk_used", b"_disk_used", "disk_used", b"disk_used"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_disk_used", b"_disk_used", "disk_used", b"disk_used", "id", b"id", "leads", b"leads", "replicas", b"replicas", "work_per_s", b"work_per_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__disk_used: _TypeAlias = _typing.Literal["disk_used"]  # noqa: Y015
+    _WhichOneofArgType__disk_used: _TypeAlias = _typing.Literal["_disk_used", b"_disk_used"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__disk_used) -> _WhichOneofReturnType__disk_used | None: ...
+
+Global___BalanceServer: _TypeAlias = BalanceServer  # noqa: Y015
+
+@_typing.final
+class BalanceMade(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGE_S_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
+    age_s: _builtins.float
+    by: _builtins.str
+    """The server that made it."""
+    @_builtins.property
+    def step(self) -> Global___BalanceStep: ...
+    def __init__(
+        self,
+        *,
+        age_s: _builtins.float = ...,
+        step: Global___BalanceStep | None = ...,
+        by: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["step", b"step"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "by", b"by", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BalanceMade: _TypeAlias = BalanceMade  # noqa: Y015
+
+@_typing.final
+class BalanceReport(_message.Message):
+    """The state of the balancer, reported by the server that balances the cluster."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODE_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    WAITS_FIELD_NUMBER: _builtins.int
+    MADE_LAST_HOUR_FIELD_NUMBER: _builtins.int
+    MOVES_PER_HOUR_FIELD_NUMBER: _builtins.int
+    mode: _builtins.str
+    step: _builtins.str
+    """The step that it would make or makes next; empty if there is none."""
+    made_last_hour: _builtins.int
+    moves_per_hour: _builtins.int
+    @_builtins.property
+    def waits(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Reasons why no step is made now."""
+
+    def __init__(
+        self,
+        *,
+        mode: _builtins.str = ...,
+        step: _builtins.str = ...,
+        waits: _abc.Iterable[_builtins.str] | None = ...,
+        made_last_hour: _builtins.int = ...,
+        moves_per_hour: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["made_last_hour", b"made_last_hour", "mode", b"mode", "moves_per_hour", b"moves_per_hour", "step", b"step", "waits", b"waits"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BalanceReport: _TypeAlias = BalanceReport  # noqa: Y015
+
+@_typing.final
 class ChangeReplicasRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1514,6 +1770,8 @@ class ChangeReplicasRequest(_message.Message):
     DRAIN_FIELD_NUMBER: _builtins.int
     UNDRAIN_FIELD_NUMBER: _builtins.int
     OPERATION_FIELD_NUMBER: _builtins.int
+    LEAD_FIELD_NUMBER: _builtins.int
+    RING_VERSION_FIELD_NUMBER: _builtins.int
     partition: _builtins.str
     """Either one replica of a partition moves from one server to another ..."""
     newcomer: _builtins.str
@@ -1522,6 +1780,10 @@ class ChangeReplicasRequest(_message.Message):
     """... or a server is drained of all replicas and gets none, or may hold replicas again."""
     undrain: _builtins.str
     operation: _builtins.str
+    """As in ChangeRingRequest."""
+    lead: _builtins.str
+    """... or the server that should lead `partition`, on which it has a replica. The present leader hands over to it."""
+    ring_version: _builtins.int
     """As in ChangeRingRequest."""
     def __init__(
         self,
@@ -1532,10 +1794,12 @@ class ChangeReplicasRequest(_message.Message):
         drain: _builtins.str = ...,
         undrain: _builtins.str = ...,
         operation: _builtins.str = ...,
+        lead: _builtins.str = ...,
+        ring_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "leaving", b"leaving", "newcomer", b"newcomer", "operation", b"operation", "partition", b"partition", "undrain", b"undrain"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "lead", b"lead", "leaving", b"leaving", "newcomer", b"newcomer", "operation", b"operation", "partition", b"partition", "ring_version", b"ring_version", "undrain", b"undrain"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2109,6 +2373,7 @@ class NodeReport(_message.Message):
     COPIES_FIELD_NUMBER: _builtins.int
     REFUSED_BY_FIELD_NUMBER: _builtins.int
     USERS_LIKE_NODES_FIELD_NUMBER: _builtins.int
+    BALANCE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     version: _builtins.str
     zone: _builtins.str
@@ -2182,6 +2447,10 @@ class NodeReport(_message.Message):
     def users_like_nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Users whose names are those of a node or a bookie."""
 
+    @_builtins.property
+    def balance(self) -> Global___BalanceReport:
+        """Only from the server that balances the cluster, unless its mode is off."""
+
     def __init__(
         self,
         *,
@@ -2215,10 +2484,11 @@ class NodeReport(_message.Message):
         copies: Global___CopiesReport | None = ...,
         refused_by: _abc.Iterable[Global___Refusal] | None = ...,
         users_like_nodes: _abc.Iterable[_builtins.str] | None = ...,
+        balance: Global___BalanceReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bookie", b"bookie", "copies", b"copies", "disk", b"disk", "metadata", b"metadata", "repair", b"repair", "snapshot", b"snapshot", "tls", b"tls"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["balance", b"balance", "bookie", b"bookie", "copies", b"copies", "disk", b"disk", "metadata", b"metadata", "repair", b"repair", "snapshot", b"snapshot", "tls", b"tls"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_on", b"access_on", "bookie", b"bookie", "bookies_lost", b"bookies_lost", "copied", b"copied", "copies", b"copies", "date_behind_s", b"date_behind_s", "date_doubt", b"date_doubt", "disk", b"disk", "draining", b"draining", "grpc", b"grpc", "http", b"http", "id", b"id", "is_auditor", b"is_auditor", "latencies", b"latencies", "loop_starved", b"loop_starved", "metadata", b"metadata", "not_ready", b"not_ready", "refused_by", b"refused_by", "repair", b"repair", "replicas", b"replicas", "resident_bytes", b"resident_bytes", "resp", b"resp", "ring_version", b"ring_version", "roles", b"roles", "snapshot", b"snapshot", "tls", b"tls", "uptime_s", b"uptime_s", "users_like_nodes", b"users_like_nodes", "version", b"version", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_on", b"access_on", "balance", b"balance", "bookie", b"bookie", "bookies_lost", b"bookies_lost", "copied", b"copied", "copies", b"copies", "date_behind_s", b"date_behind_s", "date_doubt", b"date_doubt", "disk", b"disk", "draining", b"draining", "grpc", b"grpc", "http", b"http", "id", b"id", "is_auditor", b"is_auditor", "latencies", b"latencies", "loop_starved", b"loop_starved", "metadata", b"metadata", "not_ready", b"not_ready", "refused_by", b"refused_by", "repair", b"repair", "replicas", b"replicas", "resident_bytes", b"resident_bytes", "resp", b"resp", "ring_version", b"ring_version", "roles", b"roles", "snapshot", b"snapshot", "tls", b"tls", "uptime_s", b"uptime_s", "users_like_nodes", b"users_like_nodes", "version", b"version", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3036,6 +3306,7 @@ class ClusterReport(_message.Message):
     CLUSTER_VERSION_FIELD_NUMBER: _builtins.int
     NAMESPACES_FIELD_NUMBER: _builtins.int
     COPIES_FIELD_NUMBER: _builtins.int
+    BALANCE_FIELD_NUMBER: _builtins.int
     server: _builtins.str
     """The answering server, and its clock."""
     date_ms: _builtins.int
@@ -3081,6 +3352,10 @@ class ClusterReport(_message.Message):
     def copies(self) -> Global___CopiesReport:
         """Absent if no answering server has counted them yet."""
 
+    @_builtins.property
+    def balance(self) -> Global___BalanceReport:
+        """Absent if the balancer is off, or its server does not answer."""
+
     def __init__(
         self,
         *,
@@ -3101,10 +3376,11 @@ class ClusterReport(_message.Message):
         cluster_version: _builtins.int = ...,
         namespaces: _abc.Iterable[Global___Namespace] | None = ...,
         copies: Global___CopiesReport | None = ...,
+        balance: Global___BalanceReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["copies", b"copies", "health", b"health", "metadata", b"metadata", "repair", b"repair", "ring", b"ring", "snapshot", b"snapshot"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["balance", b"balance", "copies", b"copies", "health", b"health", "metadata", b"metadata", "repair", b"repair", "ring", b"ring", "snapshot", b"snapshot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_on", b"access_on", "ack_quorum", b"ack_quorum", "bookies", b"bookies", "cluster_version", b"cluster_version", "copies", b"copies", "date_ms", b"date_ms", "ensemble_size", b"ensemble_size", "findings", b"findings", "health", b"health", "metadata", b"metadata", "namespaces", b"namespaces", "nodes", b"nodes", "partitions", b"partitions", "repair", b"repair", "ring", b"ring", "server", b"server", "snapshot", b"snapshot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_on", b"access_on", "ack_quorum", b"ack_quorum", "balance", b"balance", "bookies", b"bookies", "cluster_version", b"cluster_version", "copies", b"copies", "date_ms", b"date_ms", "ensemble_size", b"ensemble_size", "findings", b"findings", "health", b"health", "metadata", b"metadata", "namespaces", b"namespaces", "nodes", b"nodes", "partitions", b"partitions", "repair", b"repair", "ring", b"ring", "server", b"server", "snapshot", b"snapshot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -71,6 +71,11 @@ class AdminStub:
                 request_serializer=kvstore_dot_proto_dot_admin__pb2.LoadsRequest.SerializeToString,
                 response_deserializer=kvstore_dot_proto_dot_admin__pb2.LoadsResponse.FromString,
                 _registered_method=True)
+        self.Balance = channel.unary_unary(
+                '/kvstore.v1.Admin/Balance',
+                request_serializer=kvstore_dot_proto_dot_admin__pb2.BalanceRequest.SerializeToString,
+                response_deserializer=kvstore_dot_proto_dot_admin__pb2.BalanceResponse.FromString,
+                _registered_method=True)
         self.ChangeReplicas = channel.unary_unary(
                 '/kvstore.v1.Admin/ChangeReplicas',
                 request_serializer=kvstore_dot_proto_dot_admin__pb2.ChangeReplicasRequest.SerializeToString,
@@ -207,8 +212,15 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Balance(self, request, context):
+        """What the balancer would do next, and why; changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ChangeReplicas(self, request, context):
-        """Moves one replica to another server, or all replicas off a server.
+        """Moves one replica to another server, or all replicas off a server, or the lead of a partition.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -352,6 +364,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Loads,
                     request_deserializer=kvstore_dot_proto_dot_admin__pb2.LoadsRequest.FromString,
                     response_serializer=kvstore_dot_proto_dot_admin__pb2.LoadsResponse.SerializeToString,
+            ),
+            'Balance': grpc.unary_unary_rpc_method_handler(
+                    servicer.Balance,
+                    request_deserializer=kvstore_dot_proto_dot_admin__pb2.BalanceRequest.FromString,
+                    response_serializer=kvstore_dot_proto_dot_admin__pb2.BalanceResponse.SerializeToString,
             ),
             'ChangeReplicas': grpc.unary_unary_rpc_method_handler(
                     servicer.ChangeReplicas,
@@ -625,6 +642,33 @@ class Admin:
             '/kvstore.v1.Admin/Loads',
             kvstore_dot_proto_dot_admin__pb2.LoadsRequest.SerializeToString,
             kvstore_dot_proto_dot_admin__pb2.LoadsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Balance(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Admin/Balance',
+            kvstore_dot_proto_dot_admin__pb2.BalanceRequest.SerializeToString,
+            kvstore_dot_proto_dot_admin__pb2.BalanceResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -50,8 +50,10 @@ class AdminStub:
     """The open moves, their progress, and the replicas that are being replaced."""
     Loads: _grpc.UnaryUnaryMultiCallable[_admin_pb2.LoadsRequest, _admin_pb2.LoadsResponse]
     """The load of each partition, its hottest keys, and moves that would balance the load."""
+    Balance: _grpc.UnaryUnaryMultiCallable[_admin_pb2.BalanceRequest, _admin_pb2.BalanceResponse]
+    """What the balancer would do next, and why; changes nothing."""
     ChangeReplicas: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ChangeReplicasRequest, _admin_pb2.RingStatusResponse]
-    """Moves one replica to another server, or all replicas off a server."""
+    """Moves one replica to another server, or all replicas off a server, or the lead of a partition."""
     Partitions: _grpc.UnaryUnaryMultiCallable[_admin_pb2.PartitionsRequest, _admin_pb2.PartitionsResponse]
     """Every partition, with each replica's report."""
     Ledgers: _grpc.UnaryUnaryMultiCallable[_admin_pb2.LedgersRequest, _admin_pb2.LedgersResponse]
@@ -102,8 +104,10 @@ class AdminAsyncStub(AdminStub):
     """The open moves, their progress, and the replicas that are being replaced."""
     Loads: _aio.UnaryUnaryMultiCallable[_admin_pb2.LoadsRequest, _admin_pb2.LoadsResponse]  # type: ignore[assignment]
     """The load of each partition, its hottest keys, and moves that would balance the load."""
+    Balance: _aio.UnaryUnaryMultiCallable[_admin_pb2.BalanceRequest, _admin_pb2.BalanceResponse]  # type: ignore[assignment]
+    """What the balancer would do next, and why; changes nothing."""
     ChangeReplicas: _aio.UnaryUnaryMultiCallable[_admin_pb2.ChangeReplicasRequest, _admin_pb2.RingStatusResponse]  # type: ignore[assignment]
-    """Moves one replica to another server, or all replicas off a server."""
+    """Moves one replica to another server, or all replicas off a server, or the lead of a partition."""
     Partitions: _aio.UnaryUnaryMultiCallable[_admin_pb2.PartitionsRequest, _admin_pb2.PartitionsResponse]  # type: ignore[assignment]
     """Every partition, with each replica's report."""
     Ledgers: _aio.UnaryUnaryMultiCallable[_admin_pb2.LedgersRequest, _admin_pb2.LedgersResponse]  # type: ignore[assignment]
@@ -195,12 +199,20 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         """The load of each partition, its hottest keys, and moves that would balance the load."""
 
     @_abc_1.abstractmethod
+    def Balance(
+        self,
+        request: _admin_pb2.BalanceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.BalanceResponse, _abc.Awaitable[_admin_pb2.BalanceResponse]]:
+        """What the balancer would do next, and why; changes nothing."""
+
+    @_abc_1.abstractmethod
     def ChangeReplicas(
         self,
         request: _admin_pb2.ChangeReplicasRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.RingStatusResponse, _abc.Awaitable[_admin_pb2.RingStatusResponse]]:
-        """Moves one replica to another server, or all replicas off a server."""
+        """Moves one replica to another server, or all replicas off a server, or the lead of a partition."""
 
     @_abc_1.abstractmethod
     def Partitions(

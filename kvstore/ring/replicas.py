@@ -1,5 +1,5 @@
-"""Steps of moving replicas between servers. Each step takes a ring and returns the next version, or the same ring if
-the step is already done. Decides only; the caller stores the result by compare-and-set.
+"""Steps of moving replicas and leads between servers. Each step takes a ring and returns the next version, or the same
+ring if the step is already done. Decides only; the caller stores the result by compare-and-set.
 
 The new replica is added first and catches up from a snapshot and the log. Only then is the old replica removed, so a
 partition never has fewer replicas than before.
@@ -49,6 +49,20 @@ def give_up_replacing(ring: Ring, partition: PartitionId, newcomer: ServerId) ->
     if member is None or _replaced_by(member, newcomer) is None:
         return ring
     return _with(ring, _without_pair(member, newcomer, tuple(each for each in member.replicas if each != newcomer)))
+
+
+def prefer_leader(ring: Ring, partition: PartitionId, server: ServerId) -> Ring:
+    """Make the replica on `server` the partition's preferred leader. The present leader hands over to it. Raises
+    ValueError if `server` has no replica of the partition, or has one that is being replaced or still catches up."""
+    member = _member(ring, partition)
+    if server not in member.replicas or server in {each for pair in member.replacing for each in pair}:
+        named = {each for pair in member.replacing for each in pair}
+        able = ", ".join(each for each in member.replicas if each not in named)
+        raise ValueError(f"partition {partition}: expected a server with a lasting replica ({able}), got {server}")
+    if member.replicas[0] == server:
+        return ring
+    others = (each for each in member.replicas if each != server)
+    return _with(ring, replace(member, replicas=(server, *others)))
 
 
 def drain(ring: Ring, server: ServerId) -> Ring:

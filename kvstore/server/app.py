@@ -26,6 +26,7 @@ from kvstore.server.access.audit import AuditLog
 from kvstore.server.access.changes import AdminChanges
 from kvstore.server.access.identities import Access
 from kvstore.server.access.logins import Logins
+from kvstore.server.balance.balancer import Balancer
 from kvstore.server.clock.clock_sync import ClockSync
 from kvstore.server.cluster.membership import Membership
 from kvstore.server.cluster.ring_store import RingStore
@@ -58,6 +59,7 @@ from kvstore.server.status.surveyor import Surveyor
 from kvstore.server.tracing.open import traced_backend
 from kvstore.server.write_probe import WriteProbe
 from kvstore.types import PartitionId, ServerId
+from kvstore.wal.deaths import ProvenDeaths
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +83,7 @@ class Node:
         self.hosting: Hosting
         self.rings: RingStore
         self.steward: Steward
+        self.balancer: Balancer
         self.load_sampler: LoadSampler
         self.progress: MoveReports
         self.feeds: Feeds
@@ -97,6 +100,8 @@ class Node:
         self.access = Access(audit=self.audit, is_wanted=config.wants_access_control)
         self.logins = Logins(env, self.access, self.audit)
         self.links: PeerLinks
+        self.deaths = ProvenDeaths()
+        """The processes whose end was proven to this node."""
         self.peers: PeerServer
         self.streams: SessionStreams
         self.bookie: Bookie | None = None
@@ -182,6 +187,7 @@ class Node:
                 **self.peers.statistics(),
                 **self.streams.statistics(),
                 **self.steward.statistics(),
+                **self.balancer.statistics(),
                 **self.feeds.statistics(),
                 "partitions_without_leader": len(self.leaderless()),
                 "cluster_version": self.versions.cluster,

@@ -35,6 +35,7 @@ from kvstore.server.access.certificates import common_names
 from kvstore.server.access.follow import AccessFollower
 from kvstore.server.access.stream_authenticator import StreamAuthenticator
 from kvstore.server.app import VERSION, Node
+from kvstore.server.balance.balancer import Balancer
 from kvstore.server.clock.clock_sync import DATES, ClockSync, JudgedClock
 from kvstore.server.clock.saved_date import saved_offset
 from kvstore.server.cluster.membership import Membership
@@ -44,6 +45,7 @@ from kvstore.server.cluster.version_follower import VersionFollower
 from kvstore.server.config import NodeConfig, Role
 from kvstore.server.feed.end import latest_of
 from kvstore.server.feed.feeds import Feeds
+from kvstore.server.grpc.ring_admin import RingAdmin
 from kvstore.server.grpc.session import Sessions
 from kvstore.server.grpc.stream import SessionStreams
 from kvstore.server.hosting import AgeRetired, FindEngines, Hosting, OpenEngine, RetireEngine, SpoilEngine
@@ -52,6 +54,7 @@ from kvstore.server.load.sampler import LOADS, LoadSampler
 from kvstore.server.namespaces.follow import NamespaceFollower
 from kvstore.server.namespaces.keeper import NAMESPACES, Keeper
 from kvstore.server.peer.identity import is_named
+from kvstore.server.peer.last_words import last_words, with_last_words
 from kvstore.server.peer.links import PeerLinks
 from kvstore.server.peer.node_peers import NodePeers, credentials_of
 from kvstore.server.peer.server import PeerServer
@@ -220,6 +223,7 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> tuple[PartitionLogs, B
         instance_id=instance_id,
         pace=pace,
         on_marked=node.worker.poll if node.worker is not None else lambda: None,
+        deaths=node.deaths,
     )
     return logs, view, bookies
 
@@ -323,8 +327,9 @@ async def _open_server(
     authenticator = StreamAuthenticator(node.access, node.logins, env.nursery)
     sessions = Sessions(node.backend_of("session"), env.clock, env.slow)
     node.streams = SessionStreams(sessions, config.id, authenticator, node.cluster)
+    accept_peer = node.streams.with_peers(with_last_words(node.peers.accept, node.cluster, node.deaths))
     node.resp = RespServer(
-        *(env, node.backend_of("redis"), config.limits, node.streams.with_peers(node.peers.accept), node.facts),
+        *(env, node.backend_of("redis"), config.limits, accept_peer, node.facts),
         access=node.access,
         logins=node.logins,
         id=node.id,
@@ -337,9 +342,25 @@ async def _open_server(
     )
     await node.resp.open(config.resp)
     stack.push_async_callback(node.resp.close)
+    _leave_last_words(node, stack)
     membership.announcement.on_placed = node.versions.poll
     await membership.announce()
     stack.push_async_callback(membership.announcement.withdraw)
+
+
+# docs/protocol.md G28
+def _leave_last_words(node: Node, stack: AsyncExitStack) -> None:
+    """Let the other servers learn of the end of this process."""
+    death, membership = node.env.death, node.membership
+    if not death.certificate:
+        return
+
+    def leave() -> None:
+        others = {each.resp for each in membership.topology.servers.values() if each.resp and each.id != node.id}
+        death.leave(last_words(node.id, node.cluster, death.certificate), others)
+
+    stack.callback(membership.on_topology(leave))
+    leave()
 
 
 def _open_channels(node: Node, stack: AsyncExitStack) -> Channels:
@@ -348,7 +369,7 @@ def _open_channels(node: Node, stack: AsyncExitStack) -> Channels:
     membership = node.membership
     others = ChannelPeers(node.env, node.id, node.links, lambda: membership.topology.servers, channels)
     node.channel_peers = others
-    node.peers.serve_at_once(CHANNELS, others.answer)
+    node.peers.serve(CHANNELS, others.answer)
     stack.push_async_callback(others.close)
     return channels
 
@@ -410,6 +431,9 @@ def _make_hosting(
     node.ledger_survey = LedgerSurvey(node.env.nursery, node, node.links, node.hosting)
     stack.push_async_callback(node.ledger_survey.close)
     node.progress = MoveReports(node.hosting.leading)
+    ring_admin = RingAdmin(node.env, node, node.dispatcher)
+    node.balancer = Balancer(node.env, node, node.surveyor, ring_admin, node.config.balance)
+    node.surveyor.balance = node.balancer.report
 
 
 async def _host(node: Node, stack: AsyncExitStack) -> None:
@@ -434,3 +458,5 @@ async def _host(node: Node, stack: AsyncExitStack) -> None:
     )
     node.steward.start()
     stack.push_async_callback(node.steward.close)
+    node.balancer.start()
+    stack.push_async_callback(node.balancer.close)

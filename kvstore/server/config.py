@@ -19,6 +19,7 @@ from kvstore.meta.address import MetadataKind, address_fault, parse
 from kvstore.meta.login import Acl, Mechanism, MetadataLogin, metadata_login
 from kvstore.partition.config import PartitionConfig
 from kvstore.ranges import BYTES_MAX, COUNT_MAX, MS_MAX, SECONDS_MAX, WrongSettings, between, range_faults
+from kvstore.server.balance_config import BalanceConfig
 from kvstore.server.tracing_config import TracingConfig
 from kvstore.wal.config import BookieKind, LogConfig
 
@@ -199,6 +200,8 @@ class NodeConfig:
     """Logs of the partitions that the node leads."""
     autorecovery: AutorecoveryConfig = field(default_factory=AutorecoveryConfig)
     """The node's part in repairing ledgers."""
+    balance: BalanceConfig = field(default_factory=BalanceConfig)
+    """Balancing of the cluster. Set it on all nodes alike."""
     tracing: TracingConfig = field(default_factory=TracingConfig)
     """Spans of sampled operations."""
 

@@ -21,6 +21,8 @@ from kvstore import config as toml
 from kvstore.bookie import BookieState
 from kvstore.env.beat import BEAT_S
 from kvstore.env.certificates import CHECK_S, Certificates
+from kvstore.env.death.port import UNPROVEN
+from kvstore.env.death.watch import death_watch
 from kvstore.env.disk import lock_dir
 from kvstore.env.events import end_task, wait_within
 from kvstore.env.files.private import private_folder
@@ -232,7 +234,10 @@ async def _run(config: NodeConfig, secret: ClusterSecret, output: Output) -> Non
     env = real_env(config.data_dir, name=config.id, on_error=_task_failed, tls=certificates, others=config.outside)
     _follow_certificates(certificates, env, loop)
     watchdog = Watchdog(end_process, str(config.data_dir))
-    env = replace(env, liveness=watchdog, audit=output.audit)
+    death = death_watch(config.tls)
+    env = replace(env, liveness=watchdog, audit=output.audit, death=death or UNPROVEN)
+    if death is not None:
+        env.nursery.spawn(death.run(), name="death watch")
     env.nursery.spawn(_beat(watchdog, env), name="beat")
     process = Process(config, env, certificates, output)
     process.watchdog = watchdog

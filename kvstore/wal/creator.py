@@ -19,6 +19,9 @@ log = logging.getLogger(__name__)
 OWNER_KEY = "kvstore-partition"
 """Key in a ledger's custom metadata. The value is the partition for which the ledger was created; it identifies
 orphans."""
+PROCESS_KEY = "kvstore-process"
+"""Key in a ledger's custom metadata. The value is the identity of the process that has made the ledger
+(docs/protocol.md, G28)."""
 
 PREPARED_S_MAX = 20.0
 """Seconds for which a ledger that was created ahead may be used. During that time it cannot be deleted as an orphan."""
@@ -47,9 +50,10 @@ class LedgerCreator:
         random: Random,
         announce: Callable[[LedgerMetadata], None] = lambda _: None,
         password_of: PasswordOf = no_password,
+        process: bytes = b"",
     ) -> None:
         """`announce` is called for each created ledger. `password_of` returns the password of a new ledger
-        (docs/protocol.md, B13)."""
+        (docs/protocol.md, B13). `process` is the identity of this process; empty if its end will never be proven."""
         self._ids = ids
         self._ledgers = ledgers
         self._choice = choice
@@ -58,6 +62,7 @@ class LedgerCreator:
         self._random = random
         self._announce = announce
         self._password_of = password_of
+        self._process = ((PROCESS_KEY, process),) if process else ()
         self._prepared: dict[PartitionId, tuple[LedgerMetadata, float]] = {}
         """The ledger created ahead for each partition, and its creation time on the boot-time clock."""
 
@@ -113,13 +118,19 @@ class LedgerCreator:
             (Fragment(EntryId(0), ensemble),),
             digest=self._config.digest,
             password=self._password_of(ledger),
-            custom=((OWNER_KEY, partition.encode()),),
+            custom=((OWNER_KEY, partition.encode()), *self._process),
             ctime_ms=self._clock.date_ms(),
             token=self._random.getrandbits(62) + 1,
         )
         await self._ledgers.create(metadata)
         self._announce(metadata)
         return metadata
+
+
+# docs/protocol.md G28
+def maker_of(metadata: LedgerMetadata) -> bytes:
+    """Return the identity of the process that has made the ledger; empty if the ledger does not name it."""
+    return next((value for key, value in metadata.custom if key == PROCESS_KEY), b"")
 
 
 # docs/protocol.md P34

@@ -15,6 +15,7 @@ from kvstore.wal.choice import BookieChoice
 from kvstore.wal.config import LogConfig
 from kvstore.wal.copies.pace import CopyPace
 from kvstore.wal.creator import LedgerCreator, PasswordOf, no_password
+from kvstore.wal.deaths import ProvenDeaths
 from kvstore.wal.handle import LedgerPorts
 from kvstore.wal.leading.leader_log import OpenLeaderLog
 from kvstore.wal.leading.owners import LedgerOwners
@@ -46,10 +47,11 @@ class PartitionLogs:
         pace: CopyPace | None = None,
         on_marked: Callable[[], None] = lambda: None,
         instance_id: str | None = None,
+        deaths: ProvenDeaths | None = None,
     ) -> None:
         """`pace` limits the copies that leaders on this node make. `on_marked` is called after a leader has marked a
         ledger as under-replicated. `instance_id` is the id of the cluster; if it is None, the id found when the first
-        log is opened is used."""
+        log is opened is used. `deaths` are the processes whose end is proven."""
         self._env = env
         self._store = store
         self._config = config or LogConfig()
@@ -58,7 +60,7 @@ class PartitionLogs:
         self._identity = ClusterIdentity(store, instance_id)
         new_ids = NewLedgerIds(store, bookies, choice, self._identity, clock=env.clock, nursery=env.nursery)
         self._lists = LedgerLists(store, new_ids.saw_list)
-        self._is_release = is_release
+        self._is_release, self._deaths = is_release, deaths or ProvenDeaths()
         self._pace = pace or CopyPace(env.clock, BYTES_PER_S)
         self._owners = LedgerOwners()
         self._marks, self._on_marked = Underreplication(store), on_marked
@@ -76,6 +78,7 @@ class PartitionLogs:
             random=env.random,
             announce=self._announce,
             password_of=password_of,
+            process=env.death.identity,
         )
 
     async def open_as_leader(
@@ -95,6 +98,7 @@ class PartitionLogs:
             lists=self._lists,
             creator=self._creator,
             is_release=self._is_release,
+            deaths=self._deaths,
             nursery=nursery,
         )
         try:

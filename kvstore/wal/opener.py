@@ -21,6 +21,7 @@ from kvstore.proto.bookkeeper import RECOVERY_PRIORITY
 from kvstore.proto.digest import EntryDigest, Packet, master_key
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState
 from kvstore.wal import recovery, writer
+from kvstore.wal.creator import maker_of
 from kvstore.wal.ensembles import in_recovery
 from kvstore.wal.entry_reader import EntryReader
 from kvstore.wal.handle import LedgerPorts
@@ -74,6 +75,12 @@ class LedgerTakeover:
         self._snapshot: LedgerMetadata | None = None
         self._length = 0
         self._last_packet: Packet | None = None
+
+    @property
+    def maker(self) -> bytes:
+        """The identity of the process that has made the ledger; empty if it is not known. Call `take_over` first."""
+        assert self._snapshot is not None, "take_over comes first"
+        return maker_of(self._snapshot)
 
     async def take_over(self) -> None:
         """Fence the ledger, find its last entry, and write the tail back. A ledger that is already closed is not

@@ -262,8 +262,8 @@ class LeaderLog(Protocol):
 
     @property
     def waited(self) -> bool:
-        """True if the leader waited for the former leader's lease to expire. False if a release record made the wait
-        unnecessary. The lease is over in either case."""
+        """True if the leader waited for the former leader's lease to expire. False if a release record or a proven
+        death made the wait unnecessary. No lease is left in either case."""
         ...
 
     def append(self, payload: bytes, first_seq: Seq, done: AppendDone) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+from kvstore.env.events import wait_within
 from kvstore.env.ports import Nursery
 from kvstore.errors import (
     MetadataLost,
@@ -28,6 +29,7 @@ from kvstore.errors import (
 )
 from kvstore.types import NO_ENTRY, NO_LEDGER, LedgerMetadata, PartitionId, Position, Seq
 from kvstore.wal.creator import LedgerCreator
+from kvstore.wal.deaths import ProvenDeaths
 from kvstore.wal.handle import LedgerPorts
 from kvstore.wal.ledger_list import BEGINNING, LedgerList
 from kvstore.wal.lists import LedgerLists, PerhapsListed
@@ -73,13 +75,14 @@ class LogTakeover:
         lists: LedgerLists,
         creator: LedgerCreator,
         is_release: Callable[[bytes], bool],
+        deaths: ProvenDeaths,
         nursery: Nursery,
     ) -> None:
         self._partition = partition
         self._ports = ports
         self._lists = lists
         self._creator = creator
-        self._is_release = is_release
+        self._is_release, self._deaths = is_release, deaths
         self._nursery = nursery
 
     async def run(
@@ -123,17 +126,21 @@ class LogTakeover:
             raise MetadataLost(
                 f"partition {self._partition}: its list is empty, but the state here is at sequence {seq - 1}"
             )
+        now = self._ports.clock.now
+        began = now()
         asked = self._nursery.spawn(others(), name=f"{self._partition} ask applied")
         taken = [LedgerTakeover(each.id, self._ports, self._nursery) for each in listed.ledgers[-2:]]
         for each in taken:
             await each.take_over()
         await self._checked_end(listed, version, taken, applied())
         released = await self._is_released(taken)
+        recovered = now()
         last = listed.ledgers[-1].id if listed.ledgers else NO_LEDGER
         metadata = await self._creator.create(self._partition, after=last)
+        created = now()
         try:
-            if not released:
-                await self._wait_out(listed, taken)
+            has_waited = not released and await self._wait_out(listed, taken)
+            waited = now()
             await self._checked_end(listed, version, taken, await asked, whose="another replica")
             for each in taken:
                 await each.close()
@@ -149,8 +156,12 @@ class LogTakeover:
         except StoreError:
             await self._creator.discard(metadata)
             raise
-        log.info("partition=%s epoch=%d opened ledger=%d after %s", self._partition, epoch, metadata.ledger, end)
-        return TakenOver(new, version, metadata, end, waited=bool(taken) and not released)
+        log.info(
+            "partition=%s epoch=%d opened ledger=%d after %s recover_ms=%d create_ms=%d wait_ms=%d list_ms=%d",
+            *(self._partition, epoch, metadata.ledger, end),
+            *map(_ms, (recovered - began, created - recovered, waited - created, now() - waited)),
+        )
+        return TakenOver(new, version, metadata, end, waited=has_waited)
 
     async def _is_released(self, taken: list[LedgerTakeover]) -> bool:
         """Return True if the last entry of the recovered log is a release record, with which the former leader has
@@ -160,17 +171,21 @@ class LogTakeover:
                 return self._is_release(await each.last_payload())
         return False
 
-    # docs/protocol.md P17, G8
-    async def _wait_out(self, listed: LedgerList, taken: list[LedgerTakeover]) -> None:
-        wait_s = listed.lease_wait_s()
-        if not wait_s:
-            return
-        until = max(each.fenced_at for each in taken) + wait_s
-        while True:
+    # docs/protocol.md P17, G8, G28
+    async def _wait_out(self, listed: LedgerList, taken: list[LedgerTakeover]) -> bool:
+        """Wait until no former leader can answer reads any more: until all leases have ended, or until the end of the
+        process that has made the last ledger is proven. Leaders before that process had no lease when it listed the
+        ledger. Return True if the leases had to end."""
+        if not taken:
+            return False
+        until = max(each.fenced_at for each in taken) + listed.lease_wait_s()
+        while not self._deaths.is_proven(taken[-1].maker):
             left_s = until - self._ports.clock.now()
             if left_s <= 0:
-                return
-            await asyncio.sleep(max(left_s, TIMER_MIN_S))
+                return True
+            await wait_within(self._deaths.news, max(left_s, TIMER_MIN_S))
+        log.info("partition=%s the former leader's process has ended", self._partition)
+        return False
 
     # docs/protocol.md G24
     async def _checked_end(
@@ -220,6 +235,10 @@ class LogTakeover:
             return await self._end(listed, taken, taken[:-1])
         except (UndecodableNode, NoSuchLedger):
             return None
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)
 
 
 def _shown(position: Position) -> str:

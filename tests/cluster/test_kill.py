@@ -145,14 +145,23 @@ def wait_going_on(cluster: Cluster, counters: dict[str, Counter]) -> None:
         cluster.wait_until(lambda counter=counter: counter.has_gone_on_since(moment), f"{counter.name} goes on")
 
 
+def proven_ends(cluster: Cluster) -> int:
+    """Return the number of takeovers that waited for no lease because the former leader's end was proven."""
+    logs = (cluster.directory / "data" / "logs").glob("*.log")
+    return sum(log.read_text().count("the former leader's process has ended") for log in logs)
+
+
+# docs/protocol.md G28
 def test_killed_leader_interrupts_only_its_own_partitions(cluster: Cluster) -> None:
     leaders = wait_led_for_good(cluster)
     victim = leaders["p1"]
     others = [node for node in cluster.ids if node != victim]
+    proven = proven_ends(cluster)
     with Pulse() as pulse, counting(cluster, "leader", *others) as counters:
         led = {partition for partition, node in leaders.items() if node == victim}
         cluster.kill(victim)
         wait_going_on(cluster, counters)
+        assert proven_ends(cluster) == proven + len(led)
         gaps = {partition: counter.longest_gap for partition, counter in counters.items()}
         cluster.start_node(victim)
         cluster.wait_ready(victim)
@@ -204,6 +213,7 @@ def test_leader_paused_beyond_its_session_serves_nothing_stale(cluster: Cluster)
     other = next(node for node in cluster.ids if node != victim)
     key = keys_of(cluster, "stopped")["p1"]
     cluster.redis(victim).set(key, "old")
+    proven = proven_ends(cluster)
     cluster.pause(victim)
     try:
         cluster.wait_until(lambda: _try_set(cluster, other, key, "new"), "another node leads p1")
@@ -226,6 +236,7 @@ def test_leader_paused_beyond_its_session_serves_nothing_stale(cluster: Cluster)
     asking.join()
     (answer,) = answers
     assert answer == b"new" or isinstance(answer, redis.RedisError), "refused, or answered by who leads now"
+    assert proven_ends(cluster) == proven, "a stopped process has not ended"
     cluster.wait_ready()
     assert [cluster.redis(node).get(key) for node in cluster.ids] == [b"new"] * 3
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -14,7 +13,6 @@ from typing import Any
 import psutil
 import pytest
 
-from kvstore.loadtest.run import run_locust
 from loadtest import drill, ring_drill, run
 from loadtest.budget import Load
 from loadtest.budget import run_load as run_budget_load
@@ -77,21 +75,6 @@ def test_one_sigterm_ends_a_load_test_in_the_background(tmp_path: Path) -> None:
         process.terminate()
         assert process.stdout.readline() == b"interrupted\n"
         assert process.wait(PATIENCE_S) == 0
-
-
-@pytest.mark.parametrize(
-    ("words", "wanted"), [([], "127.0.0.1"), (["--web-host", "::1"], "::1"), (["--web-host=::1"], "::1")]
-)
-def test_web_pages_listen_on_localhost_by_default(
-    words: list[str], wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "locust.py").write_text("import sys; open('words', 'w').write(' '.join(sys.argv))")
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(signal, "signal", lambda *_: None)  # pytest keeps its own handlers
-    assert run_locust(words, has_pages=True) == 0
-    (given,) = re.findall(r"--web-host[ =](\S+)", (tmp_path / "words").read_text())
-    assert given == wanted
 
 
 DEAF = """

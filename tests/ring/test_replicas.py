@@ -3,7 +3,14 @@
 import pytest
 
 from kvstore.ring import decode, encode, plan, steps
-from kvstore.ring.replicas import begin_replacing, drain, finish_replacing, give_up_replacing, undrain
+from kvstore.ring.replicas import (
+    begin_replacing,
+    drain,
+    finish_replacing,
+    give_up_replacing,
+    prefer_leader,
+    undrain,
+)
 from kvstore.types import PartitionId, ServerId
 from tests.ring.rings import advance, ring_of, settle
 
@@ -69,3 +76,21 @@ def test_retired_partition_is_on_no_server() -> None:
     with pytest.raises(ValueError, match="expected one of"):
         begin_replacing(ring, P1, N4, N1)
     assert steps.forget(ring, P1).retired == (P1,)
+
+
+def test_preferred_leader_moves_to_front_and_others_keep_their_order() -> None:
+    ring = ring_of(3)
+    first, second, third = ring.partitions[P1].replicas
+    after = prefer_leader(ring, P1, third)
+    assert after.partitions[P1].replicas == (third, first, second)
+    assert (after.version, after.routed) == (ring.version + 1, ring.routed), "no key has another owner"
+    assert prefer_leader(after, P1, third) is after
+
+
+def test_only_lasting_replica_can_be_preferred_leader() -> None:
+    ring = begin_replacing(ring_of(3), P1, N4, N1)
+    for server in (N4, N1, ServerId("n9")):
+        with pytest.raises(ValueError, match="lasting replica"):
+            prefer_leader(ring, P1, server)
+    with pytest.raises(ValueError, match="expected one of"):
+        prefer_leader(ring, PartitionId("p9"), N2)

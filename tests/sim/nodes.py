@@ -91,6 +91,7 @@ class Node:
             log=replace(knobs.log, bookies=BookieKind.EXTERNAL) if knobs.bookies and not is_bookie else knobs.log,
             roles=(Role.BOOKIE,) if is_bookie else None,
             autorecovery=knobs.autorecovery,
+            balance=knobs.balance,
             storage=StorageConfig(journal_dirs=self.journal_dirs) if knobs.directories > 1 else StorageConfig(),
         )
 

@@ -56,6 +56,7 @@ def status_document(report: ClusterReport, processes: Processes = ()) -> dict[st
         "copies": {**_plain(report.copies), **copies_of(report)._asdict()},
         "repair": _plain(report.repair) if report.HasField("repair") else None,
         "snapshot": _plain(report.snapshot) if report.HasField("snapshot") else None,
+        "balance": _plain(report.balance) if report.HasField("balance") else None,
     }
 
 
@@ -228,9 +229,18 @@ def _rest(report: ClusterReport) -> list[str]:
         lines.append(
             f"cluster version: {report.cluster_version}, which kvstore {release_for(report.cluster_version)} supports"
         )
+    lines += [_balance(report)] if report.HasField("balance") else []
     lines += [_namespaces(report)] if report.namespaces else []
     lines += [_tls(report)] if any(each.report.HasField("tls") for each in report.nodes) else []
     return [*lines, f"as seen by {report.server}"]
+
+
+def _balance(report: ClusterReport) -> str:
+    """Return what the balancer does."""
+    found = report.balance
+    step = f"next: {found.step}" if found.step else "nothing to do"
+    waits = f"; waits: {'; '.join(found.waits)}" if found.step and found.waits else ""
+    return f"balancer: {found.mode}, {found.made_last_hour} of {found.moves_per_hour} steps this hour; {step}{waits}"
 
 
 def _copies(report: ClusterReport) -> str:

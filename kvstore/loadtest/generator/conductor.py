@@ -6,10 +6,12 @@ from __future__ import annotations
 import json
 import os
 import platform
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from math import ceil
 from pathlib import Path
 from random import Random
@@ -29,6 +31,7 @@ from kvstore.loadtest.report.figures import PERCENTILES, Run, add_figures, docum
 from kvstore.loadtest.report.recorder import Recorder
 from kvstore.loadtest.report.report import page
 from kvstore.loadtest.report.spoiled import EXIT, SHAPES
+from kvstore.loadtest.report.words import last_line, progress, two_digits
 
 SETTLE_S, LAG_S = 2, 2
 """Seconds to ignore: after all users of a rate have started, while they connect; and before now, while reports
@@ -36,6 +39,8 @@ arrive."""
 SATURATED = 0.90
 """A process that uses a larger share of a processor delays callers itself. Locust warns at the same share."""
 SPAWN_PER_S = 100.0
+PROGRESS_S = 10
+"""Seconds between two lines about a run in progress. Each line is about the seconds since the line before."""
 
 
 class Conductor:
@@ -52,6 +57,10 @@ class Conductor:
         """Failures of the run other than failed operations."""
         self._shape: Shape = shape_of(options.shape, options.rate, options.seconds)
         self._rate, self._users = 0.0, 0
+        self.verdict = "loadtest: the run never started"
+        """The verdict in one line, which is printed last."""
+        self._shown = 0
+        """Number of progress lines printed."""
         self._settled_at: float | None = None
         """When exactly the users of the current rate were running; None until then."""
         self._workers = self._workers_most = 0
@@ -74,6 +83,7 @@ class Conductor:
         records: Iterator[dict[bytes, bytes]] = iter(())
         if options.preload and has_records:
             records = first_values(keyspace, draws, Expectations(writer), Random(options.seed))
+        say(f"writing {options.keys:,} records" if options.preload and has_records else "preparing")
         if options.is_redis_only:
             self._pulse = pulse.measure(options.pulse_folder)
             resp_wire.load_records(options.resp_nodes()[0], records)
@@ -101,6 +111,9 @@ class Conductor:
         if self.began is not None:
             self.users[int(now)] = running
         at_s = 0.0 if self.began is None else now - self.began
+        if at_s >= (self._shown + 1) * PROGRESS_S and self.ended is None:
+            self._shown = int(at_s // PROGRESS_S)
+            self._show_progress(now, at_s)
         rate = self._shape.rate(at_s, partial(self._seen, now))
         if rate is None:
             self.ended = self.ended or now
@@ -121,7 +134,6 @@ class Conductor:
         if self._chaos is not None:
             self._chaos.finish()
         if self.began is None:
-            print("loadtest: the run never started", file=sys.stderr)
             return 2
         self._judge_frame(self.began)
         made = document(self.recorder, self._run(self.began, endpoints))
@@ -133,9 +145,21 @@ class Conductor:
         self.options.report.write_text(page(made, comparison.lines), encoding="utf-8")
         print(summary(made), file=sys.stderr)
         for line in (*verdict["notes"], *(f"SPOILED: {each}" for each in verdict["spoiled"]), *verdict["reasons"]):
-            print(f"loadtest: {line}", file=sys.stderr)
-        print(f"loadtest: report in {self.options.report}", file=sys.stderr, flush=True)
+            say(line)
+        self.verdict = last_line(made, self.options.report)
         return 1 if verdict["reasons"] else EXIT if verdict["spoiled"] else 0
+
+    def _show_progress(self, now: float, at_s: float) -> None:
+        last = int(now) - LAG_S
+        cell = self.recorder.between(last - PROGRESS_S, last)
+        seen = {
+            "done_per_s": cell.done / PROGRESS_S,
+            "due_per_s": self._users * self.options.rate_per_user,  # cells count an operation as due once it has ended
+            "p50_ms": cell.responses.get_value_at_percentile(50) / 1000,
+            "p99_ms": cell.responses.get_value_at_percentile(99) / 1000,
+            "errors": cell.errors,
+        }
+        print(progress(at_s, self.options.seconds, self.options.warmup, seen), file=sys.stderr, flush=True)
 
     def _judge_frame(self, began: float) -> None:
         """Record the faults of the run that are not failed operations."""
@@ -224,22 +248,51 @@ def _knee(shape: KneeShape) -> dict[str, Any]:
 def summary(made: Mapping[str, Any]) -> str:
     """Return the summary of a run in one line."""
     total = made["total"]
-    times = ", ".join(f"p{each:g} {total[f'p{each:g}_ms']:g} ms" for each in PERCENTILES)
+    times = ", ".join(f"p{each:g} {two_digits(total[f'p{each:g}_ms'])} ms" for each in PERCENTILES)
     return (
-        f"loadtest: {total['per_s']:g}/s, achieved {total['achieved']:.2%} of {total['due_per_s']:g}/s due; {times}; "
-        f"late p99 {total['late_p99_ms']:g} ms; "
+        f"loadtest: {two_digits(total['per_s'])}/s, achieved {total['achieved']:.2%} of "
+        f"{two_digits(total['due_per_s'])}/s due; {times}; late p99 {two_digits(total['late_p99_ms'])} ms; "
         f"{total['errors']} errors, {total['wrong']} wrong values"
     )
 
 
+def say(line: str) -> None:
+    """Print a line about the run."""
+    print(f"loadtest: {line}", file=sys.stderr, flush=True)
+
+
 def machine() -> dict[str, Any]:
-    """Return the properties of this machine that the figures depend on."""
+    """Return the properties of this machine that the figures depend on, and the version of the load generator."""
     return {
+        "version": _version(),
         "cores": os.cpu_count(),
         "processor": _processor(),
         "python": platform.python_version(),
         "load_1m": round(os.getloadavg()[0], 2),
     }
+
+
+def _version() -> str:
+    """Return the version of the package, and the commit if it is a checkout."""
+    try:
+        found = version("kvstore-log")
+    except PackageNotFoundError:
+        found = "unknown"
+    folder = Path(__file__).parent
+    try:
+        git = ["git", "-C", str(folder), "rev-parse", "--short=12", "HEAD"]
+        done = subprocess.run(git, capture_output=True, text=True, timeout=5, check=False)
+        is_tracked = subprocess.run(
+            ["git", "-C", str(folder), "ls-files", "--error-unmatch", Path(__file__).name],
+            capture_output=True,
+            timeout=5,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return found
+    if done.returncode or is_tracked.returncode:  # also in an environment below the checkout of something else
+        return found
+    return f"{found}, commit {done.stdout.strip()}"
 
 
 def _processor() -> str:

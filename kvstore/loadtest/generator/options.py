@@ -23,6 +23,8 @@ USERS_MAX = 100_000
 """Maximum number of users of a run. Each is a greenlet with its own stack."""
 KEYS_MAX = 100_000_000
 """Maximum number of keys. A chooser's table has 8 bytes for each key in each process."""
+ON_PAGES = ("workload", "shape", "rate", "seconds", "warmup", "p99_ms")
+"""Options that Locust's pages show as fields of a new run."""
 LEVELS = tuple(level.name.lower() for level in Level)
 
 
@@ -231,7 +233,9 @@ def add_options(parser: ArgumentParser) -> None:
         if "action" not in more:  # takes no type; Python 3.14 refuses one
             more.setdefault("type", type(value))
         help_line = f"{help_text} Default: {'none' if value == '' else value}"
-        group.add_argument(f"--{name.replace('_', '-')}", default=value, help=help_line, **more)
+        action = group.add_argument(f"--{name.replace('_', '-')}", default=value, help=help_line, **more)
+        if name in ON_PAGES:  # as LocustArgumentParser.add_argument marks options, which a group does not
+            action.include_in_web_ui = True  # type: ignore[attr-defined]
 
     option(
         "workload",

@@ -31,22 +31,54 @@ class EventMark(NamedTuple):
 
 
 def timeline(
-    title: str, lines: Sequence[Curve], marks: Sequence[EventMark], *, seconds: float, is_log: bool = False
+    title: str,
+    lines: Sequence[Curve],
+    marks: Sequence[EventMark],
+    *,
+    seconds: float,
+    is_log: bool = False,
+    warmup_s: float = 0.0,
+    goal: float | None = None,
 ) -> str:
-    """Draw one chart. A log scale leaves out values of 0."""
+    """Draw one chart. A log scale leaves out values of 0. The warm-up is shaded, and `goal` is a line across."""
     values = [value for line in lines for _, value in line.points if value is not None and (value > 0 or not is_log)]
+    values += [goal] if goal is not None else []
     scale, ticks = (_log_scale if is_log else _linear_scale)(values)
     across = lambda at_s: LEFT + (WIDTH - LEFT - RIGHT) * at_s / max(seconds, 1.0)  # noqa: E731 - two scales, one shape
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title, quote=True)}">',
         f'<text class="title" x="{LEFT}" y="14">{escape(title)}</text>',
+        _warmup(warmup_s, across),
         *_grid(ticks, scale, across, seconds),
+        _goal(goal, scale),
         *(_mark(mark, across) for mark in marks),
         *(_curve(line, scale, across, is_log=is_log) for line in lines),
         *_legend(lines),
         "</svg>",
     ]
-    return "\n".join(parts)
+    return "\n".join(part for part in parts if part)
+
+
+def _warmup(warmup_s: float, across: Callable[[float], float]) -> str:
+    if not warmup_s:
+        return ""
+    left, right = across(0.0), across(warmup_s)
+    return (
+        f'<g class="warmup"><title>warm-up, in no table</title><rect x="{left:.1f}" y="{TOP}" '
+        f'width="{right - left:.1f}" height="{HEIGHT - TOP - BOTTOM}"/>'
+        f'<text class="tick" x="{left + 4:.1f}" y="{HEIGHT - BOTTOM - 5}">warm-up</text></g>'
+    )
+
+
+def _goal(goal: float | None, scale: Callable[[float], float]) -> str:
+    if goal is None:
+        return ""
+    y = scale(goal)
+    return (
+        f'<g class="goal"><line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        f'<text class="tick" x="{WIDTH - RIGHT}" y="{y - 4:.1f}" text-anchor="end">'
+        f"p99 goal {_number(goal)} ms</text></g>"
+    )
 
 
 def _linear_scale(values: Sequence[float]) -> tuple[Callable[[float], float], list[float]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
@@ -10,6 +9,8 @@ from typing import Any
 
 from kvstore.loadtest.report.baseline import FigureChange
 from kvstore.loadtest.report.charts import Curve, EventMark, timeline
+from kvstore.loadtest.report.goals import ALL, p99_goals
+from kvstore.loadtest.report.words import two_digits
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2430; --soft: #66707f; --line: #dde2e9; --paper: #fff; --good: #1a7f4b;
@@ -33,9 +34,10 @@ svg path { fill: none; stroke-width: 1.6 } .one { stroke: var(--one) } .two { st
 .three { stroke: var(--three) } .due { stroke: var(--soft); stroke-dasharray: 4 3 } .errors { stroke: var(--bad) }
 .mark line { stroke: var(--bad); stroke-dasharray: 2 3 } .mark circle { fill: var(--bad) }
 .mark text { fill: var(--paper); font-weight: 600 } .mark .band { fill: var(--bad); opacity: .12 }
+.warmup rect { fill: var(--soft); opacity: .12 } .goal line { stroke: var(--good); stroke-dasharray: 8 4 }
 pre { white-space: pre-wrap; overflow-wrap: anywhere }
 """
-TEXTS = {"endpoint", "operation", "error", "what", "outcome", "figure", ""}
+TEXTS = {"endpoint", "operation", "error", "what", "outcome", "figure", "option", "property", "value", ""}
 
 
 def page(document: Mapping[str, Any], beside: Sequence[FigureChange] = ()) -> str:
@@ -43,11 +45,12 @@ def page(document: Mapping[str, Any], beside: Sequence[FigureChange] = ()) -> st
     options = document["options"]
     title = f"Load test: {options.get('workload')}, {options.get('shape')}"
     began = datetime.fromtimestamp(document["began"], tz=UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    version = escape(f"kvstore {document['machine'].get('version', 'of an unknown version')}")
     parts = [
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>',
         f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body>',
         f"<h1>{escape(title)}</h1>",
-        f'<p class="soft">{began}, {document["seconds"]:g} s; warm-up: {document["counted_from_s"]:g} s</p>',
+        f'<p class="soft">{began}, {document["seconds"]:g} s; warm-up: {document["counted_from_s"]:g} s; {version}</p>',
         _verdict(document),
         _cards(document["total"]),
         *_charts(document),
@@ -75,12 +78,12 @@ def _verdict(document: Mapping[str, Any]) -> str:
 
 def _cards(total: Mapping[str, Any]) -> str:
     shown = (
-        ("operations/s", f"{total['per_s']:,.0f}"),
+        ("operations/s", two_digits(total["per_s"])),
         ("of due operations", f"{total['achieved']:.2%}"),
-        ("p50", f"{total['p50_ms']:g} ms"),
-        ("p99", f"{total['p99_ms']:g} ms"),
-        ("p99.9", f"{total['p99.9_ms']:g} ms"),
-        ("send delay, p99", f"{total['late_p99_ms']:g} ms"),
+        ("p50", f"{two_digits(total['p50_ms'])} ms"),
+        ("p99", f"{two_digits(total['p99_ms'])} ms"),
+        ("p99.9", f"{two_digits(total['p99.9_ms'])} ms"),
+        ("send delay, p99", f"{two_digits(total['late_p99_ms'])} ms"),
         ("errors", f"{total['errors']:,}"),
         ("wrong values", f"{total['wrong']:,}"),
     )
@@ -99,13 +102,20 @@ def _charts(document: Mapping[str, Any]) -> list[str]:
     def line(name: str, figure: str, style: str) -> Curve:
         return Curve(name, [(point["at_s"], point[figure]) for point in points], style)
 
-    seconds = document["seconds"]
+    seconds, warmup_s = document["seconds"], document["counted_from_s"]
+    goal = p99_goals(str(document["options"].get("p99_ms") or "")).get(ALL)
     rates = [line("due", "due", "due"), line("done", "done", "one"), line("errors", "errors", "errors")]
     times = [line("p50", "p50_ms", "one"), line("p99", "p99_ms", "two"), line("max", "max_ms", "three")]
     return [
-        timeline("Operations per second", rates, marks, seconds=seconds),
-        timeline("Milliseconds since the intended start", times, marks, seconds=seconds, is_log=True),
-        timeline("Users", [line("users", "users", "one")], marks, seconds=seconds),
+        timeline("Operations per second", rates, marks, seconds=seconds, warmup_s=warmup_s),
+        timeline(
+            *("Milliseconds since the intended start", times, marks),
+            seconds=seconds,
+            is_log=True,
+            warmup_s=warmup_s,
+            goal=goal,
+        ),
+        timeline("Users", [line("users", "users", "one")], marks, seconds=seconds, warmup_s=warmup_s),
     ]
 
 
@@ -160,8 +170,9 @@ def _knee(knee: Mapping[str, Any] | None) -> str:
 
 
 def _details(document: Mapping[str, Any]) -> str:
-    details = json.dumps({"options": document["options"], "machine": document["machine"]}, indent=2, default=str)
-    return _section("Options and machine", f"<pre>{escape(details)}</pre>")
+    options = [{"option": name.replace("_", "-"), "value": value} for name, value in document["options"].items()]
+    machine = [{"property": name.replace("_", " "), "value": value} for name, value in document["machine"].items()]
+    return _section("Options", _table(options)) + _section("Machine and load generator", _table(machine))
 
 
 def _section(title: str, body: str) -> str:
@@ -184,7 +195,11 @@ def _cells(names: Iterable[str], row: Mapping[str, Any]) -> str:
 def _shown(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value:,}" if isinstance(value, int | float) else str(value)
+    if value is None or value == "":
+        return "–"
+    if isinstance(value, float):
+        return two_digits(value)
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _class(name: str) -> str:

@@ -36,15 +36,18 @@ def step_of(request: Request, servers: Servers, now_ms: int) -> Callable[[Ring],
     not allow the change."""
 
     def step(ring: Ring) -> Ring:
-        if request.ring_version and request.ring_version != ring.version:
-            raise ValueError(
-                f"expected ring version {request.ring_version}, it is now {ring.version}; read the ring again"
-            )
+        check_version(request.ring_version, ring)
         after = _changed(ring, request, servers, now_ms)
         check_plan(request.plan, ring, after)
         return after
 
     return step
+
+
+def check_version(wanted: int, ring: Ring) -> None:
+    """Raise ValueError if the request is for another version of the ring; 0 means any version."""
+    if wanted and wanted != ring.version:
+        raise ValueError(f"expected ring version {wanted}, it is now {ring.version}; read the ring again")
 
 
 def asked(request: Message) -> str:

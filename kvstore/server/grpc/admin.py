@@ -20,6 +20,7 @@ from kvstore.partition.election.leader_znode import Claims
 from kvstore.proto import admin_pb2, admin_pb2_grpc
 from kvstore.rpc.calls import Few
 from kvstore.server.access.identities import Access
+from kvstore.server.balance.balancer import Balancer
 from kvstore.server.grpc.access_admin import AccessAdmin
 from kvstore.server.grpc.namespace_admin import NamespaceAdmin
 from kvstore.server.grpc.ring_admin import RingAdmin, RingSource
@@ -78,6 +79,8 @@ class AdminSource(RingSource, Protocol):
 
     @property
     def surveyor(self) -> Surveyor: ...
+    @property
+    def balancer(self) -> Balancer: ...
     @property
     def namespaces(self) -> Keeper: ...
     @property
@@ -166,6 +169,9 @@ class Admin(admin_pb2_grpc.AdminServicer):
 
     async def Loads(self, request: admin_pb2.LoadsRequest, context: Context) -> admin_pb2.LoadsResponse:
         return await self._read(self._ring.loads, context)
+
+    async def Balance(self, request: admin_pb2.BalanceRequest, context: Context) -> admin_pb2.BalanceResponse:
+        return await self._read(self._source.balancer.explain, context)
 
     async def ChangeReplicas(
         self, request: admin_pb2.ChangeReplicasRequest, context: Context

@@ -115,9 +115,14 @@ class RingAdmin:
             log.warning("logs of new partitions may not be held for readers of feeds partitions=%s: %r", joined, error)
 
     async def change_replicas(self, request: admin_pb2.ChangeReplicasRequest) -> admin_pb2.RingStatusResponse:
-        """Move a replica, or start or stop draining a server."""
+        """Move a replica or a lead, or start or stop draining a server."""
         up = self._source.topology.servers
-        step, asked = _replica_step(request, self._servers(), up), proposal.asked(request)
+        change, asked = _replica_step(request, self._servers(), up), proposal.asked(request)
+
+        def step(ring: Ring) -> Ring:
+            proposal.check_version(request.ring_version, ring)
+            return change(ring)
+
         try:
             await self._source.rings.change(lambda ring: once(ring, request.operation, asked, step), plans=True)
         except ValueError as error:
@@ -313,6 +318,8 @@ def _replica_step(
             return replica_steps.undrain(ring, server)
 
         return undrain
+    if request.lead:
+        return lambda ring: replica_steps.prefer_leader(ring, PartitionId(request.partition), ServerId(request.lead))
     newcomer = ServerId(request.newcomer)
     if newcomer not in servers:
         takers = ", ".join(sorted(servers))

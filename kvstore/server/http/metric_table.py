@@ -316,7 +316,7 @@ METRICS: dict[str, tuple[Declaration, ...]] = {
         gauge("server_resp_input_bytes", "Bytes of incomplete or waiting commands held in memory."),
         gauge("server_resp_commands_under_way", "Operations of Redis commands in flight."),
         gauge("server_resp_channels", "Pub/Sub channels that have subscribers at this node, not counting patterns."),
-        gauge("server_resp_subscriptions", "Subscriptions to channels at this node."),
+        gauge("server_resp_subscriptions", "Subscriptions to channels and patterns at this node."),
         gauge("server_resp_patterns", "Different patterns to which clients of this node subscribe."),
         counter("server_resp_messages_published_total", "Number of Pub/Sub messages published at this node."),
         counter("server_resp_messages_delivered_total", "Number of Pub/Sub messages sent to subscribers."),
@@ -414,6 +414,13 @@ METRICS: dict[str, tuple[Declaration, ...]] = {
         gauge("server_servers_undecodable", "Metadata nodes below /servers that cannot be decoded."),
         counter(
             "server_steward_changes_total", "Number of changes to replicas and moves that this node made as steward."
+        ),
+        counter("server_balance_steps_total", "Number of steps that this node made as balancer."),
+        gauge("server_balance_step_pending", "1 if the balancer has found a step. Only at the node that balances."),
+        gauge("server_balance_waits", "Reasons why the balancer waits. Only at the node that balances."),
+        gauge(
+            "server_balance_budget_left",
+            "Steps that the balancer may make within the hour. Only at the node that balances.",
         ),
         gauge(
             "server_partitions_without_leader",

@@ -28,6 +28,12 @@ HOT_TIMES = 1.5
 """A partition is overloaded if its rate is this multiple of the mean ..."""
 HOT_OPS_PER_S = 200.0
 """... and at least this many operations per second."""
+WRITE_WORK = 4.0
+"""Work of a write, measured in reads. With 50 connections, a SET costs 4.5 times the processor time of a GET."""
+BYTES_OF_WORK = 512.0
+"""Bytes written that cost as much as a read. A SET of 1 KB costs two and a half reads more than one of 100 bytes."""
+CUT_EXCESS = 1.25
+"""A cut may hold this multiple of the operations that were wanted. A key with more is left out."""
 ONE_KEY = 0.5
 """Share of a single key in its partition's operations above which moving other keys does not help."""
 
@@ -49,6 +55,21 @@ class PartitionLoad(NamedTuple):
     hot: tuple[HotKey, ...] = ()
     tokens: tuple[int, ...] = ()
     """Rising tokens with about the same number of operations between each two."""
+
+    @property
+    def work_per_s(self) -> float:
+        """The leader's work in units per second: a read counts 1, a write WRITE_WORK, and each BYTES_OF_WORK bytes
+        written 1."""
+        return self.ops_per_s + (WRITE_WORK - 1) * self.writes_per_s + self.written_bytes_per_s / BYTES_OF_WORK
+
+
+class Cut(NamedTuple):
+    """A range of tokens that could move to another partition."""
+
+    first: int
+    last: int
+    share: float
+    """Its share of the partition's sampled operations."""
 
 
 class Suggestion(NamedTuple):
@@ -206,25 +227,39 @@ def _one_key(load: PartitionLoad) -> Suggestion | None:
 
 
 def _range(ring: Ring, load: PartitionLoad, target: PartitionId, mean: float, rate: float) -> Suggestion | None:
-    """Suggest the start of the source's busiest range, large enough to bring the source or the target to the mean."""
-    wanted = min(load.ops_per_s - mean, mean - rate) / load.ops_per_s * len(load.tokens)
-    spans = [span for span in ring.ranges() if span.owner == load.partition and span.start != span.end]
-    parts = [(_tokens_in(load.tokens, (span.start + 1) % TOKENS, span.end), span) for span in spans]
-    if not parts or wanted < 1:
+    """Suggest a range that brings the source or the target to the mean."""
+    found = cut(ring, load, min(load.ops_per_s - mean, mean - rate) / load.ops_per_s)
+    if found is None:
         return None
-    tokens, span = max(parts, key=lambda part: (len(part[0]), -part[1].end))
-    if not tokens:
-        return None
-    first = (span.start + 1) % TOKENS
-    last = span.end if len(tokens) <= wanted else max(first, tokens[int(wanted) - 1])
-    last += -(last + 1) % ring.hash.unit
-    moved = min(len(tokens), int(wanted)) / len(load.tokens) * load.ops_per_s
+    moved = found.share * load.ops_per_s
     text = (
         f"{load.partition} has {load.ops_per_s:,.0f} operations/s and the mean is {mean:,.0f}; to move about "
         f"{moved:,.0f} "
-        f"of them: kvstore ring move {target} --first {first} --last {last}"
+        f"of them: kvstore ring move {target} --first {found.first} --last {found.last}"
     )
-    return Suggestion(load.partition, target, first, last, moved, text)
+    return Suggestion(load.partition, target, found.first, found.last, moved, text)
+
+
+def cut(ring: Ring, load: PartitionLoad, share: float) -> Cut | None:
+    """Return the start of the partition's busiest range, with about `share` of its operations, or less if the range has
+    less. Return None if too few operations were sampled, or if each range begins with a key or slot that has more."""
+    wanted = share * len(load.tokens)
+    if wanted < 1:
+        return None
+    spans = [span for span in ring.ranges() if span.owner == load.partition and span.start != span.end]
+    parts = [(_tokens_in(load.tokens, (span.start + 1) % TOKENS, span.end), span) for span in spans]
+    for tokens, span in sorted(parts, key=lambda part: (-len(part[0]), part[1].end)):
+        first, last, count = (span.start + 1) % TOKENS, span.end, len(tokens)
+        if count > wanted:
+            unit = ring.hash.unit
+            last = tokens[int(wanted) - 1] // unit * unit + unit - 1
+            count = bisect_right(tokens, last)
+            if count > CUT_EXCESS * wanted:
+                last -= unit
+                count = bisect_right(tokens, last)
+        if count and first <= last:
+            return Cut(first, last, count / len(load.tokens))
+    return None
 
 
 def _tokens_in(tokens: tuple[int, ...], first: int, last: int) -> tuple[int, ...]:

@@ -1,11 +1,10 @@
 """Chooses the next replica to move so that all servers hold about the same number of replicas. Decides only: an
-operator's command performs one move after another. Nothing moves automatically, because a move copies a whole
-partition."""
+operator's command performs one move after another, and the balancer (kvstore/server/balance) asks for one at a time."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from kvstore.proto.admin_pb2 import ClusterReport, PartitionView
@@ -20,21 +19,42 @@ class BalancingMove(NamedTuple):
     newcomer: str
 
 
+class Placed(NamedTuple):
+    """The replicas of one partition."""
+
+    partition: str
+    servers: Sequence[str]
+    leader: str
+    is_whole: bool
+    """True if all replicas are up and none is being replaced."""
+
+
 def next_balancing_move(report: ClusterReport) -> BalancingMove | None:
-    """Return the next move, or None if no server can take a replica from a server that has at least two more. Skips
-    partitions that have replicas which are down or being replaced. A move never increases the number of a
-    partition's replicas in one zone. Each move reduces the sum of the squared replica counts, so the sequence of
-    moves ends."""
-    zones = _takers(report)
-    held = held_by(report)
+    """Return the next move according to `even_move`, or None if there is none."""
+    return even_move(takers(report), [_placed(each) for each in to_serve(report)])
+
+
+def even_move(
+    zones: Mapping[str, str], placed: Sequence[Placed], may: Callable[[BalancingMove], bool] = lambda _: True
+) -> BalancingMove | None:
+    """Return the next move, or None if no server can take a replica from a server that has at least two more. `zones`
+    maps the servers that may hold replicas to their zones. Skips partitions whose replicas are not whole, and moves
+    that `may` forbids. A move never increases the number of a partition's replicas in one zone. Each move reduces the
+    sum of the squared replica counts, so the sequence of moves ends."""
+    held = _held(zones, placed)
     moves = [
-        BalancingMove(partition.id, leaving, newcomer)
-        for partition in to_serve(report)
+        move
+        for each in placed
         for leaving in zones
         for newcomer in zones
-        if held[leaving] - held[newcomer] >= 2 and _can_move(partition, leaving, newcomer, zones)
+        if held[leaving] - held[newcomer] >= 2
+        and each.is_whole
+        and leaving in each.servers
+        and newcomer not in each.servers
+        and keeps_zones(each, leaving, newcomer, zones)
+        and may(move := BalancingMove(each.partition, leaving, newcomer))
     ]
-    leaders = {each.id: each.leader for each in report.partitions}
+    leaders = {each.partition: each.leader for each in placed}
 
     def cost(move: BalancingMove) -> tuple[int, bool, BalancingMove]:
         """Order moves by the largest difference first. Then prefer replicas that do not lead, because moving a
@@ -42,6 +62,13 @@ def next_balancing_move(report: ClusterReport) -> BalancingMove | None:
         return held[move.newcomer] - held[move.leaving], leaders[move.partition] == move.leaving, move
 
     return min(moves, key=cost, default=None)
+
+
+def keeps_zones(placed: Placed, leaving: str, newcomer: str, zones: Mapping[str, str]) -> bool:
+    """Return True if the partition has no more replicas in one zone after the move than before."""
+    others = Counter(zones.get(each, "") for each in placed.servers if each != leaving)
+    before, after = (others[zones[each]] if zones[each] else 0 for each in (leaving, newcomer))
+    return after <= before
 
 
 def not_considered(report: ClusterReport) -> list[str]:
@@ -64,13 +91,17 @@ def is_complete(report: ClusterReport) -> bool:
 
 def held_by(report: ClusterReport) -> dict[str, int]:
     """Return the number of replicas on each running server that may hold replicas."""
-    held = Counter(dict.fromkeys(_takers(report), 0))
-    for partition in to_serve(report):
-        held.update(each.server for each in partition.replicas if each.server in held and not each.is_leaving)
-    return dict(held)
+    return dict(_held(takers(report), [_placed(each) for each in to_serve(report)]))
 
 
-def _takers(report: ClusterReport) -> dict[str, str]:
+def _held(zones: Mapping[str, str], placed: Sequence[Placed]) -> Counter[str]:
+    held = Counter(dict.fromkeys(zones, 0))
+    for each in placed:
+        held.update(server for server in each.servers if server in held)
+    return held
+
+
+def takers(report: ClusterReport) -> dict[str, str]:
     """Return the running servers that may hold replicas, with their zones."""
     return {
         node.id: node.report.zone
@@ -83,12 +114,12 @@ def _takers(report: ClusterReport) -> dict[str, str]:
     }
 
 
-def _can_move(partition: PartitionView, leaving: str, newcomer: str, zones: Mapping[str, str]) -> bool:
-    servers = [each.server for each in partition.replicas]
-    if leaving not in servers or newcomer in servers:
-        return False
-    if not all(each.is_up and not each.is_joining and not each.is_leaving for each in partition.replicas):
-        return False
-    others = Counter(zones.get(each, "") for each in servers if each != leaving)
-    clashes_before, clashes_after = (others[zones[each]] if zones[each] else 0 for each in (leaving, newcomer))
-    return clashes_after <= clashes_before
+def _placed(partition: PartitionView) -> Placed:
+    """Return where the partition's replicas are. A replica that is about to leave no longer counts."""
+    replicas = partition.replicas
+    return Placed(
+        partition.id,
+        [each.server for each in replicas if not each.is_leaving],
+        partition.leader,
+        all(each.is_up and not each.is_joining and not each.is_leaving for each in replicas),
+    )

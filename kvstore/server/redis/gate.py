@@ -43,8 +43,9 @@ class ChannelNeed(NamedTuple):
     """The right on Pub/Sub channels: the right on the keys that have the names of the channels."""
 
     right: Right
-    names: tuple[tuple[bytes, bytes, bytes], ...]
-    """For each channel or pattern: its name, and the start and end of the range of channels."""
+    channels: Sequence[bytes]
+    patterns: Sequence[tuple[bytes, bytes, bytes]] = ()
+    """Each pattern with the start and end of the range of all channels that it may match."""
 
 
 class CommandGate:
@@ -62,11 +63,9 @@ class CommandGate:
         identity, what = self.identity, f"the command {name}"
         try:
             match need:
-                case ChannelNeed(right, names):
+                case ChannelNeed():
                     identity.check_known()
-                    for channel, start, end in names:
-                        if not identity.permissions.may_all(right, start, end):
-                            raise identity.permissions.refused(right, f"{name} of channel{shown_key(channel)[3:]}")
+                    self._check_channels(name, need)
                 case Need.LOGIN | Need.OPERATIONS:
                     identity.check_known()
                 case Need.READ_SOME:
@@ -89,6 +88,16 @@ class CommandGate:
             refusal = self.identity.refusal_or_none(op)
             if refusal is not None:
                 raise self._refused(OPERATION_NAMES[op.code], refusal)
+
+    def _check_channels(self, name: str, need: ChannelNeed) -> None:
+        permissions = self.identity.permissions
+        prefixes = permissions.ranges[need.right].prefixes
+        lacking = next((each for each in need.channels if not each.startswith(prefixes)), None)
+        for pattern, start, end in need.patterns:
+            if lacking is None and not permissions.may_all(need.right, start, end):
+                lacking = pattern
+        if lacking is not None:
+            raise permissions.refused(need.right, f"{name} of channel{shown_key(lacking)[3:]}")
 
     def _refused(self, call: str, error: StoreError) -> CommandError:
         self._access.refused(self.identity.who, self._address, call, error)

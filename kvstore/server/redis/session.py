@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kvstore.errors import ConditionFailed, StoreError
@@ -57,8 +57,27 @@ class Transaction(NamedTuple):
 
     ops: tuple[Op, ...]
     """The checks of the watched keys, then the operations of the queued commands."""
-    reply: Callable[[Any], bytes]
-    """Returns the reply for the list of results, or for the StoreError with which the transaction failed."""
+    answer: Callable[[Any], bytes | list[bytes | Effect]]
+    """Returns the replies of the queued commands for the list of results, or one reply for the StoreError with which
+    the transaction failed. The effects have not taken place."""
+    has_effects: bool
+
+    def reply(self, outcome: Any) -> bytes:
+        """Return the reply of a transaction without effects."""
+        found = self.answer(outcome)
+        return found if isinstance(found, bytes) else replies.array(_act(each) for each in found)
+
+    async def act(self, outcome: Any, wait: Callable[[], Awaitable[None]]) -> bytes:
+        """Let the effects take place, one after the other and each after a `wait`, and return the reply."""
+        found = self.answer(outcome)
+        if isinstance(found, bytes):
+            return found
+        shares = []
+        for each in found:
+            if isinstance(each, Effect):
+                await wait()
+            shares.append(_act(each))
+        return replies.array(shares)
 
     def check_size(self) -> None:
         """Raise CommandError if the transaction carries more bytes than one batch may."""
@@ -208,9 +227,9 @@ class RespSession:
         if len(self.watched.keys() | keys) > WATCHED_MAX:
             raise CommandError(f"ERR expected at most {WATCHED_MAX} watched keys, got more")
 
-    def execute(self) -> Transaction | Reply:
-        """End the transaction and return it, on the condition that the watched keys are unchanged. Return the reply if
-        it has no operations. Raises CommandError."""
+    def execute(self) -> Transaction:
+        """End the transaction and return it, on the condition that the watched keys are unchanged. Raises
+        CommandError."""
         if self.queued is None:
             raise CommandError("ERR EXEC without MULTI")
         queued, self.queued = self.queued, None
@@ -220,9 +239,8 @@ class RespSession:
             raise CommandError("EXECABORT Transaction discarded because of previous errors.")
         checks = [Check(key, _IF_VERSION, version, None) for key, version in watched.items()]
         ops = (*checks, *(op for each in queued for op in _ops(each)))
-        if not ops:
-            return Reply(replies.array(_shares(queued, [], FORMATS[self.protocol])))
-        return Transaction(ops, _replier(queued, len(checks), self.protocol))
+        has_effects = any(isinstance(each, Effect) for each in queued)
+        return Transaction(ops, _answering(queued, len(checks), self.protocol), has_effects)
 
     def shown(self, address: str) -> ShownClient:
         """Return the connection as the dashboard shows it."""
@@ -248,29 +266,33 @@ def _ops(queued: Plan) -> tuple[Op, ...]:
             return ()
 
 
-def _replier(queued: list[Plan], checks: int, protocol: int) -> Callable[[Any], bytes]:
+def _answering(queued: list[Plan], checks: int, protocol: int) -> Callable[[Any], bytes | list[bytes | Effect]]:
     formats = FORMATS[protocol]
 
-    def reply(outcome: Any) -> bytes:
+    def answer(outcome: Any) -> bytes | list[bytes | Effect]:
         if isinstance(outcome, ConditionFailed):  # of the watched keys: other conditions fail only their own operation
             return replies.NULL_ARRAY[protocol]
         if isinstance(outcome, StoreError):
             return first_failure([outcome])
-        return replies.array(_shares(queued, outcome[checks:], formats))
+        return _shares(queued, outcome[checks:], formats)
 
-    return reply
+    return answer
 
 
-def _shares(queued: list[Plan], results: list[Any], formats: tuple[replies.Format, ...]) -> list[bytes]:
-    """Return the reply of each queued command, made of its part of the results."""
-    shares = []
+def _act(share: bytes | Effect) -> bytes:
+    return share if isinstance(share, bytes) else share.act()
+
+
+def _shares(queued: list[Plan], results: list[Any], formats: tuple[replies.Format, ...]) -> list[bytes | Effect]:
+    """Return the reply of each queued command, made of its part of the results, or its effect."""
+    shares: list[bytes | Effect] = []
     at = 0
     for each in queued:
         match each:
             case Reply(data):
                 shares.append(data)
-            case Effect(act):
-                shares.append(act())
+            case Effect():
+                shares.append(each)
             case Single(_, format_):
                 shares.append(formats[format_](results[at]))
                 at += 1

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from kvstore.proto import admin_pb2
 from kvstore.proto.admin_pb2 import DEGRADED, DOWN, HEALTHY, ClusterReport, Finding, Health, PartitionView
 from kvstore.server.clock.clock_judge import RATE
+from kvstore.server.status.sizes import size
 
 BEHIND_MAX = 100_000
 """Mutations a replica may lag behind its leader. Applying them takes some seconds if the replica has to lead."""
@@ -36,7 +37,6 @@ _SET_BACK = {
     "zookeeper": "; if it runs and its log says `Refusing session`, it has lost its data and rejects clients that have "
     "seen the data: restore the data"
 }
-MIB = 1 << 20
 HANGING_AFTER_S = 30.0
 """Seconds after which an intent or a decision of a transaction is reported. Most take milliseconds."""
 _BAD_CERTIFICATE = "CERTIFICATE_VERIFY_FAILED"
@@ -662,14 +662,14 @@ def _count(number: int, noun: str) -> str:
 
 
 def _free_for_replicas(disk: admin_pb2.DiskReport) -> str:
-    free = f"{disk.free_bytes / MIB:,.0f} of {disk.total_bytes / MIB:,.0f} MiB are free"
-    return f"{free}, and replicas stop syncing below {disk.reserve_bytes / MIB:,.0f}" if disk.reserve_bytes else free
+    free = f"{size(disk.free_bytes)} of {size(disk.total_bytes)} are free"
+    return f"{free}, and replicas stop syncing below {size(disk.reserve_bytes)}" if disk.reserve_bytes else free
 
 
 def _free_of_bookie(disk: admin_pb2.DiskReport) -> str:
     """A bookie counts free space and its own data as its total, because the disk may hold other data too."""
     if not disk.total_bytes:
         return "its free space is unknown"
-    own = (disk.total_bytes - disk.free_bytes) / MIB
-    free = f"{disk.free_bytes / MIB:,.0f} MiB are free and {own:,.0f} are used by the bookie"
-    return f"{free}; {disk.reserve_bytes / MIB:,.0f} are kept in reserve" if disk.reserve_bytes else free
+    own = size(disk.total_bytes - disk.free_bytes)
+    free = f"{size(disk.free_bytes)} are free and {own} are used by the bookie"
+    return f"{free}; {size(disk.reserve_bytes)} are kept in reserve" if disk.reserve_bytes else free

@@ -71,6 +71,9 @@ def report_of_cluster(survey: ClusterSurvey) -> ClusterReport:
     repair = _repair(survey.reports.values())
     if repair is not None:
         report.repair.MergeFrom(repair)
+    for each in survey.reports.values():
+        if each.HasField("balance"):
+            report.balance.CopyFrom(each.balance)
     report.findings.extend(health.findings_of(report))
     report.health.MergeFrom(health.health_of(report, report.findings))
     return report

@@ -17,7 +17,7 @@ from kvstore.errors import BookieError, InvalidRequest, MetadataError, NotLeader
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.store import SessionState
-from kvstore.proto.admin_pb2 import ClusterReport, NodeReport
+from kvstore.proto.admin_pb2 import BalanceReport, ClusterReport, NodeReport
 from kvstore.server.access.identities import Access
 from kvstore.server.clock.clock_sync import ClockSync
 from kvstore.server.cluster.membership import Membership
@@ -98,6 +98,8 @@ class Surveyor:
         """Returns the state of the last snapshot, as in kvstore.server.http.last_snapshot."""
         self.disk: Callable[[], tuple[int, int]] = lambda: (0, 0)
         """Returns the total and the free bytes of the disk with the data directory."""
+        self.balance: Callable[[], BalanceReport | None] = lambda: None
+        """Returns the state of the balancer, if this server balances the cluster."""
         self.troubles: Callable[[], Mapping[str, str]] = dict
         """Returns the reason why each directory cannot be written, as of the last probe of
         kvstore.server.write_probe."""
@@ -152,6 +154,8 @@ class Surveyor:
             copies=node.copy_count.report(),
         )
         add_troubles(report, self.troubles())
+        if (balance := self.balance()) is not None:
+            report.balance.MergeFrom(balance)
         # Another bookie may listen at the address of a bookie that is no longer registered, and rightly refuses
         # connections.
         by_bookies = {by: why for by, why in self._bookies.refusals().items() if by in self._view.current.all}

@@ -13,8 +13,9 @@ from kvstore.coordination_keys import LEADER, LOCK, MEMBER, SESSION, is_coordina
 from kvstore.partition.state.commands import Record
 from kvstore.proto.kv_pb2 import PageResponse
 from kvstore.rpc.http.messages import path_and_query
+from kvstore.server.status.sizes import size
 from kvstore.server.ui.cells import Cell, Fact, page_path, table
-from kvstore.server.ui.words import count, date, size, span, text_of
+from kvstore.server.ui.words import count, date, span, text_of
 
 PAGE_KEYS = 50
 """Number of keys on a page."""

@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from kvstore.proto.admin_pb2 import LedgersResponse, LedgerStatus
+from kvstore.server.status.sizes import size
 from kvstore.server.ui.cells import Cell, page_path, table
-from kvstore.server.ui.words import count, size
+from kvstore.server.ui.words import count
 
 NEWEST = 500
 """Maximum number of ledgers on a page: the newest ones."""

@@ -9,8 +9,9 @@ from typing import Any
 from kvstore.meta.snapshots import SnapshotRecord
 from kvstore.proto.admin_pb2 import AccessGrant, AccessResponse, SlowLogResponse, SlowOperation, TransactionsResponse
 from kvstore.server.redis.session import ShownClient
+from kvstore.server.status.sizes import size
 from kvstore.server.ui.cells import Cell, page_path, table
-from kvstore.server.ui.words import count, date, key, size, span
+from kvstore.server.ui.words import count, date, key, span
 
 ROWS_MAX = 500
 """Maximum number of rows in a table of these pages."""

@@ -17,6 +17,7 @@ from kvstore.proto.admin_pb2 import (
     ReplicaView,
 )
 from kvstore.proto.data_pb2 import PinsResponse, PinStatus
+from kvstore.server.status.sizes import size
 from kvstore.server.ui.cells import Cell, Fact, page_path, table
 from kvstore.server.ui.ledgers import COLUMNS as LEDGER_COLUMNS
 from kvstore.server.ui.ledgers import row_of
@@ -32,7 +33,7 @@ from kvstore.server.ui.view import (
     moves_of,
     state_of,
 )
-from kvstore.server.ui.words import count, rate, size, span
+from kvstore.server.ui.words import count, rate, span
 
 LEDGERS_SHOWN = 10
 """Number of ledgers on the page of a partition: the newest ones."""

@@ -23,11 +23,12 @@ from kvstore.proto.admin_pb2 import (
 )
 from kvstore.proto.namespaces import KINDS, refusing, shares_of, warning_of
 from kvstore.server.status.health import BEHIND_MAX, copies_of, is_scarce, to_serve
+from kvstore.server.status.sizes import size
 from kvstore.server.ui.cells import Cell, page_path, table
 from kvstore.server.ui.charts import PERIODS
 from kvstore.server.ui.history import lag_of
 from kvstore.server.ui.picture import ring_of
-from kvstore.server.ui.words import count, date, key, rate, share, size, span, took
+from kvstore.server.ui.words import count, date, key, rate, share, span, took
 
 HOT_KEYS_MAX = 10
 SUBJECTS = {"node": "node", "partition": "partition", "bookie": "bookie"}
@@ -150,7 +151,11 @@ def hot_keys(partitions: Iterable[PartitionView]) -> dict[str, Any]:
     """Return the table of the keys with the most operations."""
     found = [(each.share, partition.id, each.key) for partition in partitions for each in partition.lead.hot_keys]
     rows = [
-        [Cell(key(raw), "wrap"), Cell(partition), Cell(share(part), "n")]
+        [
+            Cell(key(raw), "wrap", link=page_path("key", key=raw)),
+            Cell(partition, link=page_path("partition", id=partition)),
+            Cell(share(part), "n"),
+        ]
         for part, partition, raw in sorted(found, key=lambda each: -each[0])[:HOT_KEYS_MAX]
     ]
     note = "" if rows else "No key has a noticeable share of its partition's operations."
@@ -211,7 +216,7 @@ PARTITION_COLUMNS = (
 
 def _partition(partition: PartitionView) -> list[Cell]:
     lead, is_well = partition.lead, partition.served or partition.state == "retired"
-    lacking = f", {lead.ledgers_lacking_copies:,} under-replicated" if lead.ledgers_lacking_copies else ""
+    lacking = f" ({lead.ledgers_lacking_copies:,} under-replicated)" if lead.ledgers_lacking_copies else ""
     return [
         Cell(partition.id, link=page_path("partition", id=partition.id)),
         Cell(partition.state if is_well else f"{partition.state}, not served", "good" if is_well else "bad"),
@@ -291,14 +296,19 @@ def _copies(report: ClusterReport) -> str:
     repair = report.repair
     switched = "" if repair.enabled else "; auto-recovery is disabled"
     copies, counted = copies_of(report), report.copies
-    of = f"of {count(counted.ledgers, 'ledger')}, {counted.foreign:,} of them not written by partitions, "
+    counts = [
+        f"under-replicated {copies.lacking:,}",
+        f"at risk {copies.at_risk:,}",
+        f"marked for repair {repair.marked:,}",
+        f"being repaired now {repair.repairing}",
+    ]
     # A mark waits until its bookie has been missing for the delay. The leader itself looks after the copies of an open
     # ledger.
-    return (
-        f"{of if copies.is_counted else 'not all ledgers are counted; '}{copies.lacking:,} are under-replicated and "
-        f"{copies.at_risk:,} are at risk; {repair.marked:,} marked for repair, {repair.repairing} being repaired "
-        f"now{switched}"
-    )
+    if copies.is_counted:
+        of = f"{count(counted.ledgers, 'ledger')}, {counted.foreign:,} of them not written by partitions"
+    else:
+        of = "Not all ledgers are counted"
+    return f"{of}: {', '.join(counts)}{switched}."
 
 
 MOVE_COLUMNS = ("move", "from → to", "state", "copied", "remaining", "attempt", "reason")

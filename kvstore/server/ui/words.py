@@ -12,16 +12,9 @@ def count(number: int, noun: str) -> str:
 
 
 def rate(per_s: float) -> str:
+    if 0 < per_s < 0.05:
+        return "<0.1/s"
     return f"{per_s:,.0f}/s" if per_s >= 10 or not per_s else f"{per_s:.1f}/s"
-
-
-def size(number: float) -> str:
-    """Return a number of bytes in the unit that needs the fewest digits."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if number < 1024:
-            return f"{number:,.0f} {unit}" if unit == "B" or number >= 10 else f"{number:,.1f} {unit}"
-        number /= 1024
-    return f"{number:,.1f} TiB"
 
 
 def span(seconds: float) -> str:

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.browser import tab_of
+from tests.browser import UNTIL_DRAWN, tab_of
 from tests.cluster.dashboard.scenes import SCENES, Shown, fill
 from tests.cluster.harness import TIMEOUT_S, Cluster, running_cluster
 
@@ -19,6 +19,7 @@ DARK = {"node-dead", "move-stuck"}
 async def take(cluster: Cluster, shown: Shown, place: Path, profile: Path, *, is_dark: bool) -> None:
     async with tab_of("about:blank", profile) as tab:
         await tab.open_until(f"http://{cluster.file.node(shown.node).http}/ui", shown.texts, TIMEOUT_S)
+        await tab.evaluate(UNTIL_DRAWN)
         await tab.picture(place, is_dark=is_dark)
 
 

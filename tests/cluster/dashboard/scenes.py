@@ -87,7 +87,7 @@ def metadata_store_away(cluster: Cluster) -> Iterator[Shown]:
     try:
         yield Shown(
             (
-                "Degraded: all partitions are served, 1 finding",
+                "Degraded: all partitions are served, ",
                 "no node reaches it; their knowledge is ",
                 "Clients are still served, but no leader, ledger or bookie can be replaced",
                 f"Next: start ZooKeeper at {cluster.file.zookeeper}",

@@ -91,10 +91,16 @@ def test_rate_with_fewer_operations_than_due_is_not_carried(tmp_path: Path, cloc
 
 
 @pytest.mark.usefixtures("clock")
-def test_steady_rate_needs_no_recent_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    conductor = led(tmp_path)
-    monkeypatch.delattr(Recorder, "between")
+def test_steady_rate_needs_no_recent_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only the progress lines, one in ten seconds, look at them."""
+    conductor, asked, between = led(tmp_path), [], Recorder.between
+    monkeypatch.setattr(Recorder, "between", lambda *words: asked.append(words) or between(*words))
     assert seconds_of(conductor, *range(1, 30), running=20) == [20] * 29
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(" of ")[0] for line in said] == ["loadtest: 10", "loadtest: 20"]
+    assert len(asked) == 2
 
 
 @pytest.mark.usefixtures("clock")

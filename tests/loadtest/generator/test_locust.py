@@ -117,8 +117,6 @@ def test_each_run_of_the_web_pages_is_reported_separately(cluster: Cluster, tmp_
         "locust",
         "-f",
         str(LOCUSTFILE),
-        "--web-host",
-        "127.0.0.1",
         "--web-port",
         str(port),
     ]
@@ -141,10 +139,15 @@ def test_each_run_of_the_web_pages_is_reported_separately(cluster: Cluster, tmp_
     with started([*command, *words, *options], stderr=subprocess.DEVNULL) as process:
         try:
             wait_until_blocking(is_there, what="Locust's pages")
+            listening = [each for each in psutil.Process(process.pid).net_connections() if each.status == "LISTEN"]
+            assert {each.laddr.ip for each in listening} == {"127.0.0.1"}
+            shown = urlopen(f"{pages}/", timeout=10).read().decode()
+            assert all(f'"{name}"' in shown for name in ("workload", "shape", "rate", "seconds"))
             first = has_run("6", tmp_path / "report.json")
             second = has_run("4", tmp_path / "report-2.json")
         finally:
-            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=30) in (0, 1, 3), "it stops at the first SIGTERM, with the code of its runs"
     assert [made["options"]["seconds"] for made in (first, second)] == [6, 4]
     assert all(made["total"]["done"] > 20 for made in (first, second)), "both have measured"
     assert all(made["total"]["wrong"] == 0 for made in (first, second))

@@ -138,3 +138,23 @@ def test_curves_stay_inside_the_chart(values: list[float | None], *, is_log: boo
     assert all(TOP - 0.1 <= y <= HEIGHT - BOTTOM + 0.1 for y in heights)
     shown = [value for value in values if value is not None and (value > 0 or not is_log)]
     assert len(heights) == len(shown)
+
+
+def test_page_shows_the_goal_and_the_warm_up_on_the_timelines() -> None:
+    document = made()
+    document["options"] = OPTIONS | {"p99_ms": "read=20,250"}
+    rates, times, users = re.findall(r"<svg.*?</svg>", page(document), re.DOTALL)
+    assert "p99 goal 250 ms" in times
+    assert "p99 goal" not in rates + users
+    assert all(chart.count(">warm-up<") == 1 for chart in (rates, times, users))
+    assert "p99 goal" not in page(made())
+
+
+def test_page_names_the_version_and_shows_options_in_tables() -> None:
+    document = made()
+    document["machine"] = {"version": "0.2.0, commit 0123456789ab", "cores": 2, "generator_busiest": 0.12345}
+    shown = page(document)
+    assert "kvstore 0.2.0, commit 0123456789ab</p>" in shown
+    assert '<td class="text">workload</td><td class="text">ycsb-a</td>' in shown
+    assert '<td class="text">generator busiest</td><td class="text">0.12</td>' in shown
+    assert "{" not in re.sub(r"<style>.*?</style>", "", shown, flags=re.DOTALL), "no JSON"

@@ -259,7 +259,7 @@ CASES: dict[str, tuple[Callable[[ClusterReport], None], int, str, str, str]] = {
         full,
         DEGRADED,
         "bookie n1-ab",
-        "read-only because its disk is full: 0 MiB are free",
+        "read-only because its disk is full: 0 B are free",
         "add a bookie",
     ),
     "directory_failed": (one_directory, DEGRADED, "bookie n1-ab", "/disks/b has failed: [Errno 5]", "lost_dirs"),
@@ -271,7 +271,7 @@ CASES: dict[str, tuple[Callable[[ClusterReport], None], int, str, str, str]] = {
         "refused 2 adds because",
         "back-up-and-restore-metadata.md",
     ),
-    "disk_scarce": (scarce, DEGRADED, "bookie n1-ab", "4,096 MiB are free and 98,304 are used", "free space"),
+    "disk_scarce": (scarce, DEGRADED, "bookie n1-ab", "4.0 GiB are free and 96 GiB are used", "free space"),
     "bookie_cannot_write": (
         without_inodes,
         DEGRADED,
@@ -503,7 +503,7 @@ def test_small_disk_near_sync_limit_is_found() -> None:
 
     [finding] = found_in(small)
     assert (finding.code, finding.subject) == ("disk_scarce", "node n2")
-    assert "200 of 1,024 MiB are free, and replicas stop syncing below 128" in finding.reason
+    assert "200 MiB of 1.0 GiB are free, and replicas stop syncing below 128 MiB" in finding.reason
 
 
 def test_wiped_bookie_is_no_finding_after_repair() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from kvstore.env.clock import SystemClock
 from kvstore.server.ui.charts import CHARTS
-from tests.browser import CHROMIUM, MISSING, tab_of
+from tests.browser import CHROMIUM, MISSING, UNTIL_DRAWN, tab_of
 from tests.server.ui.test_dashboard import Opened, opened
 from tests.waiting import PATIENCE_S
 
@@ -53,10 +53,6 @@ async def test_keyboard_skips_to_the_content_and_reaches_wide_tables(opened: Ope
 
 
 LEGEND = "document.querySelector('.u-legend').innerText.replace(/\\s+/g, ' ')"
-SHOWN = """new Promise(shown => {
-  const look = () => document.querySelector(".u-legend") ? shown(true) : setTimeout(look, 20);
-  look();
-})"""
 
 
 async def test_charts_are_drawn_and_read_by_keys_under_the_policy(
@@ -70,7 +66,7 @@ async def test_charts_are_drawn_and_read_by_keys_under_the_policy(
         watcher(report)
     async with tab_of("about:blank", tmp_path / "profile") as tab, asyncio.timeout(PATIENCE_S):
         await tab.open_until(f"{opened.url}/ui", ["all served"])
-        await tab.evaluate(SHOWN)
+        await tab.evaluate(UNTIL_DRAWN)
         assert await tab.evaluate("document.querySelectorAll('.chart canvas').length") == len(CHARTS)
         assert "all300/s" in await tab.evaluate(LEGEND), "the newest values"
         await tab.evaluate("document.querySelector('.chart').focus()")
@@ -81,11 +77,15 @@ async def test_charts_are_drawn_and_read_by_keys_under_the_policy(
         assert tab.complaints == []
 
 
+WIDE_SECTIONS = "[...document.querySelectorAll('section')].filter(each => each.scrollWidth > each.clientWidth).length"
+
+
 async def test_page_needs_no_sideways_scrolling_on_a_phone(opened: Opened, tmp_path: Path) -> None:
     async with tab_of("about:blank", tmp_path / "profile") as tab, asyncio.timeout(PATIENCE_S):
         await tab.call("Emulation.setDeviceMetricsOverride", width=390, height=800, deviceScaleFactor=1, mobile=True)
-        await tab.open_until(f"{opened.url}/ui", ["all served"])
-        await tab.evaluate(SHOWN)
-        assert await tab.evaluate("document.documentElement.scrollWidth") == 390
-        wide = "[...document.querySelectorAll('section')].filter(each => each.scrollWidth > each.clientWidth).length"
-        assert await tab.evaluate(wide) == 0
+        for path in ("/partition?id=p1", "/bookie?id=n1-ab", "/users", "/slow", "/snapshots", ""):
+            await tab.open_until(f"{opened.url}/ui{path}", ["kvstore"])
+            if not path:
+                await tab.evaluate(UNTIL_DRAWN)
+            assert await tab.evaluate("document.documentElement.scrollWidth") == 390, path
+            assert await tab.evaluate(WIDE_SECTIONS) == 0, path

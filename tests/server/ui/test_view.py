@@ -8,9 +8,10 @@ from typing import Any
 from kvstore.cli.status.views import bookie_document
 from kvstore.proto.admin_pb2 import ClusterReport
 from kvstore.server.status.health import findings_of, health_of
+from kvstore.server.status.sizes import size
 from kvstore.server.ui.picture import ring_of
 from kvstore.server.ui.view import BOOKIE_COLUMNS, NODE_COLUMNS, live_of, page_of, shape_of
-from kvstore.server.ui.words import key, parts, rate, size, span, took
+from kvstore.server.ui.words import key, parts, rate, span, took
 from tests.server.status.test_health import silent, well
 
 
@@ -125,7 +126,7 @@ def test_missing_copies_are_shown_per_bookie_and_in_total() -> None:
     place = BOOKIE_COLUMNS.index("under-replicated")
     assert [row[place].text for row in page["bookies"]["rows"]] == ["0", "0", "2"]
     assert page["bookies"]["note"].startswith(
-        "of 40 ledgers, 0 of them not written by partitions, 2 are under-replicated and 0 are at risk; 0 marked"
+        "40 ledgers, 0 of them not written by partitions: under-replicated 2, at risk 0, marked for repair 0, being"
     )
     assert next(each["text"] for each in page["tiles"] if each["id"] == "lacking") == "2"
 
@@ -167,7 +168,7 @@ def test_updated_numbers_are_those_of_the_page() -> None:
 def test_numbers_have_readable_units() -> None:
     assert [size(each) for each in (5, 1536, 20 << 30, 5 << 40)] == ["5 B", "1.5 KiB", "20 GiB", "5.0 TiB"]
     assert [span(each) for each in (3, 119, 120, 7200, 200_000)] == ["3 s", "119 s", "2 min", "2 h", "2 d"]
-    assert [rate(each) for each in (0, 0.5, 12_345)] == ["0/s", "0.5/s", "12,345/s"]
+    assert [rate(each) for each in (0, 0.01, 0.5, 12_345)] == ["0/s", "<0.1/s", "0.5/s", "12,345/s"]
     assert [took(each) for each in (0.000064, 0.004096, 0.131072)] == ["64 µs", "4.1 ms", "131 ms"]
     assert key(b"a\n\x1b[\xff") == "a\\n\\x1b[\\xff"
     assert len(key(b"k" * 1000)) == 60

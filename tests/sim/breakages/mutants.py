@@ -75,6 +75,8 @@ from tests.sim.stories.stories_of_dates import (
 from tests.sim.stories.stories_of_leads import retry_after_a_snapshot, successor_lags_behind
 from tests.sim.stories.stories_of_lists import list_written_late, power_fails_before_the_sync
 from tests.sim.stories.stories_of_liveness import leader_whose_disk_hangs, leader_whose_loop_is_blocked
+from tests.sim.world import death
+from tests.sim.world.death import SimDeathWatch
 from tests.sim.world.engines import SimEngine
 
 ZOMBIES = ("metadata_cut", "session_expiry", "pause_leader_beyond_its_session", "isolate")
@@ -223,6 +225,20 @@ from_wal(
     pace_s=0.2,
 )
 from_wal("the lease is not waited out", story=zombie_reads, lease_ms=3000)
+
+
+@mutant("an end is published while the process lives", story=zombie_reads, lease_ms=3000)
+def _early_certificate(patch: pytest.MonkeyPatch) -> None:
+    leave = SimDeathWatch.leave
+
+    def rash(self: Any, message: bytes, addresses: Any) -> None:
+        leave(self, message, addresses)
+        self.publish()
+
+    patch.setattr(SimDeathWatch, "leave", rash)
+    patch.setattr(death, "UNPUBLISHED", 0.0)
+
+
 from_wal("the LAC is ahead", *ZOMBIES, "kill_leader", "resets")
 from_wal("the list is written without compare", story=list_written_late, roll_entries=8)
 from_wal("a takeover recovers the last ledger only", "kill_leader", "kill_all", log__roll_entries=3)

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 
 from kvstore.autorecovery.config import AutorecoveryConfig
 from kvstore.autorecovery.worker import Worker
+from kvstore.env.death.port import UNPROVEN, DeathWatch
 from kvstore.errors import StoreError
 from kvstore.meta import paths
 from kvstore.meta.ledgers import LedgerStore
@@ -20,6 +22,7 @@ from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata,
 from kvstore.wal.choice import BookieChoice
 from kvstore.wal.config import LogConfig
 from kvstore.wal.copies.pace import CopyPace
+from kvstore.wal.deaths import ProvenDeaths
 from kvstore.wal.handle import LedgerHandle, LedgerPorts
 from kvstore.wal.ledger_list import LedgerList
 from kvstore.wal.lists import LedgerLists
@@ -169,12 +172,23 @@ class Bench:
         metadata, _ = await LedgerStore(MemoryStore(self.tree)).read(LEDGER)
         return metadata
 
-    def logs(self, config: LogConfig | None = None, store: MemoryStore | None = None) -> PartitionLogs:
-        """Return logs on their own session, as on another node."""
-        store = store or FrozenStore(self.tree)
-        ports = self.ports_on(store)
+    def logs(
+        self,
+        config: LogConfig | None = None,
+        store: MemoryStore | None = None,
+        *,
+        death: DeathWatch = UNPROVEN,
+        deaths: ProvenDeaths | None = None,
+    ) -> PartitionLogs:
+        """Return logs on their own session, as on another node. `death` is the death watch of the node's process, and
+        `deaths` are the ends that were proven to it."""
+        store, env = store or FrozenStore(self.tree), replace(self.env, death=death)
+        choice = self.ports_on(store).choice
         return PartitionLogs(
-            self.env, store, self.bookies, ports.choice, is_release=RELEASE.__eq__, config=config or self.config
+            *(env, store, self.bookies, choice),
+            is_release=RELEASE.__eq__,
+            config=config or self.config,
+            deaths=deaths,
         )
 
     async def listed(self) -> LedgerList:

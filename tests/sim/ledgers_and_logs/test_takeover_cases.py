@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kvstore.env.death.port import CERTIFICATE_BYTES, UNPROVEN, DeathWatch
 from kvstore.errors import (
     LedgerFenced,
     MetadataUnknown,
@@ -19,6 +20,7 @@ from kvstore.errors import (
 from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore
 from kvstore.types import BookieId, EntryId, LedgerId, LedgerState, Position, Quorum, Seq
+from kvstore.wal.deaths import ProvenDeaths
 from kvstore.wal.ledger_list import BEGINNING
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.opener import LedgerTakeover
@@ -83,6 +85,76 @@ def test_release_record_at_end_saves_wait() -> None:
         taken = await opened(bench.logs())
         assert bench.env.clock.now() - began < 0.2
         assert not taken.waited
+
+    run(case)
+
+
+class _Certified(DeathWatch):
+    """The death watch of a process with this certificate."""
+
+    def __init__(self, number: int) -> None:
+        self.certificate = number.to_bytes(CERTIFICATE_BYTES)
+
+
+# docs/protocol.md G28
+def test_takeover_does_not_wait_once_end_of_leader_is_proven() -> None:
+    async def case(bench: Bench) -> None:
+        death, deaths = _Certified(1), ProvenDeaths()
+        await Writer(await opened(bench.logs(death=death), lease_ms=5000)).append(3)
+        deaths.note(death.certificate)
+        began = bench.env.clock.now()
+        taken = await opened(bench.logs(deaths=deaths))
+        assert bench.env.clock.now() - began < 0.2
+        assert not taken.waited
+
+    run(case)
+
+
+# docs/protocol.md G28
+def test_proof_that_arrives_during_wait_ends_it() -> None:
+    async def case(bench: Bench) -> None:
+        death, deaths = _Certified(1), ProvenDeaths()
+        await Writer(await opened(bench.logs(death=death), lease_ms=5000)).append(3)
+        began = bench.env.clock.now()
+        taking = bench.env.nursery.spawn(opened(bench.logs(deaths=deaths)), name="takeover")
+        await asyncio.sleep(0.5)
+        deaths.note(_Certified(2).certificate)
+        await asyncio.sleep(0.5)
+        assert not taking.done()
+        deaths.note(death.certificate)
+        await taking
+        assert 1.0 <= bench.env.clock.now() - began < 1.2
+
+    run(case)
+
+
+# docs/protocol.md G28
+def test_proof_about_another_process_or_unknown_maker_saves_no_wait() -> None:
+    async def case(bench: Bench) -> None:
+        deaths = ProvenDeaths()
+        deaths.note(_Certified(2).certificate)
+        for death in (_Certified(1), UNPROVEN):
+            log = await opened(bench.logs(death=death), lease_ms=1000)
+            await Writer(log).append(3)
+            began = bench.env.clock.now()
+            assert (await opened(bench.logs(deaths=deaths), lease_ms=0)).waited
+            assert bench.env.clock.now() - began >= 1.1
+
+    run(case)
+
+
+# docs/protocol.md G28
+def test_proof_about_leader_before_last_saves_no_wait() -> None:
+    """The last ledger's leader may have a lease. The leader before it had none left when that ledger was listed."""
+
+    async def case(bench: Bench) -> None:
+        former, last, deaths = _Certified(1), _Certified(2), ProvenDeaths()
+        await Writer(await opened(bench.logs(death=former), lease_ms=100)).append(3)
+        await Writer(await opened(bench.logs(death=last), lease_ms=1000)).append(3)
+        deaths.note(former.certificate)
+        began = bench.env.clock.now()
+        assert (await opened(bench.logs(deaths=deaths))).waited
+        assert bench.env.clock.now() - began >= 1.1
 
     run(case)
 

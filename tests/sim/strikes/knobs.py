@@ -12,11 +12,13 @@ from kvstore.bookie.config import BookieConfig
 from kvstore.namespaces import Namespace
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.range_delete import RANGE_KEYS_MAX
+from kvstore.server.balance_config import BalanceConfig, BalanceMode
 from kvstore.types import Quorum
 from kvstore.wal.config import LogConfig
 from tests.sim.workloads import Load
 
 NO_AUDITOR = AutorecoveryConfig(auditor=False)
+NO_BALANCER = BalanceConfig(mode=BalanceMode.OFF)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,7 @@ class Knobs:
     log: LogConfig = field(default_factory=LogConfig)
     partition: PartitionConfig = field(default_factory=PartitionConfig)
     autorecovery: AutorecoveryConfig = field(default_factory=lambda: NO_AUDITOR)
+    balance: BalanceConfig = NO_BALANCER
     moves_rest_s: float = 0.1
     """Maximum time in seconds between two moves to one partition: short, because runs are short."""
     range_keys: int = RANGE_KEYS_MAX

@@ -27,6 +27,7 @@ from kvstore.env import Env
 from kvstore.env.clock import Unjudged
 from kvstore.env.nursery import TaskNursery
 from tests.sim.trace import Trace
+from tests.sim.world.death import SimDeathWatch
 from tests.sim.world.disk import DiskConfig, SimDisk
 from tests.sim.world.liveness import SimLiveness
 from tests.sim.world.loop import Process, ProcessDied, SimLoop
@@ -127,6 +128,8 @@ class SimNode:
         self.disk = SimDisk(world.fork(f"disk/{name}"), world.disk_config, name=name, trace=world.trace)
         self.incarnation = 0
         self.process: Process | None = None
+        self.death: SimDeathWatch
+        """The death watch of the process that runs, or ran last."""
         self.liveness: SimLiveness
         """The liveness of the process that runs, or ran last."""
         self._env: Env | None = None
@@ -170,6 +173,8 @@ class SimNode:
             assert self.process is not None
             self.world.trace.event(self.name, "crash", power, silent)
             self._end(self.process, silent=silent)
+            if not (power or silent):
+                self.death.publish()
         if power:
             self.disk.power_cut()
             self.clock.boot()
@@ -249,6 +254,8 @@ class SimNode:
         def fatal(message: str) -> NoReturn:
             world.fatal(self, process, message)
 
+        random = world.fork(f"death/{self.name}/{self.incarnation}")
+        self.death = SimDeathWatch(world.loop, world.network, self.name, random)
         self.liveness = SimLiveness(world.loop, process, self.disk)
         if self.disk.is_hung(""):
             self.liveness.look()
@@ -261,6 +268,7 @@ class SimNode:
             fatal=fatal,
             starved=self._starved(),
             liveness=self.liveness,
+            death=self.death,
         )
         return self._env
 
@@ -276,6 +284,7 @@ class SimNode:
             self.world.task_failed(self.name, error)
         self.world.trace.event(self.name, "exit")
         self._end(process, silent=False)
+        self.death.publish()
 
     def _end(self, process: Process, *, silent: bool) -> None:
         self.world.loop.kill(process)

@@ -76,6 +76,8 @@ class Alone(NamedTuple):
     begins_operations: bool = False
     """True if `act` itself begins operations of the connection. The command waits while the connection may begin none.
     """
+    is_channel_work: bool = False
+    """True if `act` begins or ends subscriptions. The command waits while Pub/Sub has enough work (channel_work.py)."""
 
 
 class Command(NamedTuple):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from kvstore.errors import StoreError
 from kvstore.partition.state import commands
 from kvstore.partition.state.operations import BATCH_RESULT_BYTES_MAX
@@ -18,26 +20,29 @@ from kvstore.server.redis.session import EXEC_FLAGS, Transaction
 
 def _exec(performer: Performer, words: Words) -> None:
     found = performer.session.execute()
-    if isinstance(found, Reply):
-        performer.perform(found)
-        return
     together = atomic(performer)
-    if together.may_span(found.ops):
-        performer.run_alone(_span(together, found))
+    if found.has_effects or together.may_span(found.ops):
+        performer.run_alone(_run(performer, together, found))
+    elif not found.ops:
+        performer.perform(Reply(found.reply([])))
     else:
         batch = together.operation(found.ops, EXEC_FLAGS)
         found.check_size()
         performer.perform(Several([batch], lambda results: found.reply(results[0])))
 
 
-async def _span(together: Atomic, found: Transaction) -> bytes:
-    """Execute a transaction whose keys have several tags. Later commands of the connection wait meanwhile, because the
-    leader of a key does not know their order while the transaction is tried again (docs/protocol.md M15)."""
+async def _run(performer: Performer, together: Atomic, found: Transaction) -> bytes:
+    """Execute a transaction that publishes messages or whose keys have several tags. Later commands of the connection
+    wait meanwhile: for the messages, and because the leader of a key does not know their order while the transaction
+    is tried again (docs/protocol.md M15)."""
+    outcome: Any = []
     try:
         found.check_size()
-        return found.reply(await together(found.ops, EXEC_FLAGS))
+        if found.ops:
+            outcome = await together(found.ops, EXEC_FLAGS)
     except StoreError as error:
-        return found.reply(error)
+        outcome = error
+    return await found.act(outcome, performer.server.channels.work.wait_free)
 
 
 def _exec_bytes(performer: Performer, words: Words) -> int:

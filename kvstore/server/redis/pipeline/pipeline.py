@@ -16,12 +16,14 @@ from typing import Any, Protocol
 
 from kvstore.access import Right
 from kvstore.env import Stream
+from kvstore.env.networks import network_of
 from kvstore.errors import StoreError
 from kvstore.partition.state.commands import Op
 from kvstore.partition.state.operations import BATCH_RESULT_BYTES_MAX
 from kvstore.server.access.guard import Guard
 from kvstore.server.access.identities import UserIdentity
 from kvstore.server.redis import replies
+from kvstore.server.redis.channels import NAMES_PER_WORK, SUBSCRIBERS_PER_OPERATION
 from kvstore.server.redis.commands.channels import OF_SUBSCRIBERS, channels_need, patterns_need
 from kvstore.server.redis.commands.performer import CommandConnection
 from kvstore.server.redis.commands.row import Alone, InMulti
@@ -101,7 +103,9 @@ class Pipeline:
             if not who.may_do_every_operation():  # permissions are checked again after each change of the table
                 self.replies.backend = Guard(access, who, self.server.backend, address)
                 self._fast_path.readable = who.read
-            self._check_subscriptions()
+        if self._subscriber is not None:
+            self._subscriber.change_user(self._owner(), self._fast_path.readable)
+            self.server.channels.work.soon(self._check_subscriptions, self._subscriber.count // NAMES_PER_WORK)
 
     # ── commands ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -199,7 +203,9 @@ class Pipeline:
         CommandError."""
         if handler.begins_operations and self._in_flight.is_crowded():
             return False
-        if self.replies.in_flight() or not self.replies.reserve(handler.reply_bytes(self, words)):
+        if self.replies.in_flight() or (handler.is_channel_work and not self._may_work_on_channels()):
+            return False
+        if not self.replies.reserve(handler.reply_bytes(self, words)):
             return False
         handler.act(self, words)
         return True
@@ -213,7 +219,7 @@ class Pipeline:
                 self.replies.reply(data)
                 return True
             case Effect(act):
-                if self.replies.in_flight():
+                if self.replies.in_flight() or not self._may_work_on_channels():
                     return False
                 self.replies.reply(act())
                 return True
@@ -319,6 +325,7 @@ class Pipeline:
         self.waiting.clear()
         self.replies.lose()
         self.unsubscribe()
+        self.server.channels.work.forget(self)
         self._in_flight.settle()
 
     def end(self, text: str) -> None:
@@ -333,6 +340,7 @@ class Pipeline:
     def close_when_done(self) -> None:
         is_over = self.is_closing or self._is_ended
         if is_over and not self.replies.in_flight() and not self.waiting and not self.replies.is_gone:
+            self.unsubscribe()  # the stream may take a while to close if the client does not read
             self.stream.close()
 
     # ── channels ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -345,16 +353,20 @@ class Pipeline:
             self.check(words)
         except CommandError as error:
             return replies.error(str(error))
-        rates = self.server.rates()
-        if rates is not None and (refusal := rates.refusal_or_none([channel])) is not None:
-            return replies.failure(refusal)
-        return replies.number(self.server.channels.publish(channel, message))
+        rates, channels = self.server.rates(), self.server.channels
+        if rates is not None:
+            operations = 1 + channels.subscribers_of(channel) // SUBSCRIBERS_PER_OPERATION
+            if (refusal := rates.refusal_or_none([channel] * operations)) is not None:
+                return replies.failure(refusal)
+        return replies.number(channels.publish(channel, message))
 
     def subscriber(self) -> ClientSubscriber:
         """Return the subscriptions of this client."""
         if self._subscriber is None:
             self._subscriber = ClientSubscriber(
                 *(self.server.channels, self.session, self.replies),
+                owner=self._owner(),
+                readable=self._fast_path.readable,
                 now=self.server.now,
                 flush=self.flush,
                 note_slow=self.server.note_slow_subscriber,
@@ -367,17 +379,32 @@ class Pipeline:
             self._subscriber.end()
             self._subscriber = None
 
-    def _check_subscriptions(self) -> None:
-        """Disconnect the client if its user lacks the right to one of its subscriptions, as Redis does."""
+    def _owner(self) -> str:
+        identity = self.session.identity
+        return network_of(self.client.host) if self.gate is None or identity is None else f"user {identity.name}"
+
+    def _may_work_on_channels(self) -> bool:
+        """Return True if a command may work on channels now. Otherwise, it is resumed when it may."""
+        work = self.server.channels.work
+        if work.is_busy:
+            work.wait(self)
+            return False
+        return True
+
+    def _check_subscriptions(self) -> int:
+        """Disconnect the client if its user lacks the right to one of its subscriptions, as Redis does. Return the
+        work that this was."""
         own, gate = self._subscriber, self.gate
         if own is None or gate is None or self.is_closing:
-            return
+            return 1
+        count = own.count
         try:
             gate.check("subscribe", channels_need(Right.READ, list(own.channels)))
             gate.check("psubscribe", patterns_need(list(own.patterns)))
         except CommandError as error:
             own.end()
             self.client.abandon(str(error))
+        return 1 + count // NAMES_PER_WORK
 
     # ── for the handlers of the kind Alone ────────────────────────────────────────────────────────────────────────────
 

@@ -28,7 +28,7 @@
   const digits = (value) => String(Number(value.toPrecision(3)));
   const rough = (value) => String(value >= 100 ? Math.round(value) : Number(value.toPrecision(2)));
   const number = (value) => { const found = scaled(value, ["", "k", "M", "G"], 1000); return digits(found.value) + found.unit; };
-  const bytes = (value) => { const found = scaled(value, ["B", "KiB", "MiB", "GiB", "TiB"], 1024); return digits(found.value) + " " + found.unit; };
+  const bytes = (value) => {  const found = scaled(value, ["B", "KiB", "MiB", "GiB", "TiB"], 1024); return digits(found.value) + " " + found.unit; };
   const time = (value) => value === 0 ? "0" : value >= 1 ? rough(value) + " s" : value >= 0.001 ? rough(value * 1e3) + " ms" : rough(value * 1e6) + " µs";
   const WORDS = {
     "per second": (value) => number(value) + "/s",
@@ -57,7 +57,7 @@
     return [found.times, ...names.map((name) => found.series[name])];
   };
   const optionsOf = (chart, found) => {
-    const words = WORDS[chart.dataset.unit] ?? number;
+    const words = WORDS[chart.dataset.unit] ?? number, isRate = chart.dataset.unit.endsWith("per second");
     const labels = chart.dataset.series.split("|").map((each) => each.split("=")[1]);
     const axis = { stroke: colour("soft"), grid: { stroke: colour("line"), width: 1 }, ticks: { stroke: colour("line"), width: 1 } };
     return {
@@ -79,7 +79,7 @@
           stroke: colour("n" + index),
           width: 2,
           points: { size: 4 },
-          value: (plot, value) => value == null ? "–" : words(value),
+          value: (plot, value) => value == null ? "–" : words(isRate ? Math.round(value * 10) / 10 : value),
         })),
       ],
       cursor: { y: false, sync: { key: "charts" }, drag: { x: false, y: false } },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -17,7 +18,9 @@ from kvstore.namespaces.rates import Rates
 from kvstore.server.access.identities import Access
 from kvstore.server.config import Limits
 from kvstore.server.redis import channels
-from kvstore.server.redis.pipeline import subscriber
+from kvstore.server.redis.channel_work import TURN_WORK
+from kvstore.server.redis.pipeline import pipeline, subscriber
+from kvstore.server.redis.plans import CommandError
 from tests.server.access.tables import table
 from tests.server.redis.behaviour.test_access import line_of, logged_in
 from tests.server.redis.pipeline.test_reply_memory import go_on_reading, stop_reading
@@ -155,9 +158,7 @@ async def test_names_and_messages_have_bounds(resp: RespPort) -> None:
     ("bound", "name", "error"),
     [
         ("PER_CLIENT_MAX", b"SUBSCRIBE", b"expected at most 3 channels of one client"),
-        ("SUBSCRIPTIONS_MAX", b"SUBSCRIBE", b"expected at most 3 subscriptions to this node"),
         ("PATTERNS_PER_CLIENT_MAX", b"PSUBSCRIBE", b"expected at most 3 patterns of one client"),
-        ("PATTERNS_MAX", b"PSUBSCRIBE", b"expected at most 3 patterns of clients of this node"),
     ],
 )
 async def test_subscriptions_have_bounds(
@@ -280,6 +281,46 @@ async def test_subscriber_is_disconnected_when_its_right_is_revoked(
         assert resp.server.channels.subscriptions == resp.server.channels.pattern_count == 0
 
 
+async def test_users_share_the_subscriptions_of_a_node(
+    tmp_path: Path, access: Access, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channels, "SUBSCRIPTIONS_MAX", 9)
+    async with (
+        guarded(tmp_path, access) as resp,
+        logged_in(resp, b"tenant") as tenant,
+        logged_in(resp, b"tenant") as same,
+        logged_in(resp, b"reader") as reader,
+    ):
+        await begin(tenant, b"SUBSCRIBE", b"t/1", b"t/2")
+        await begin(same, b"SUBSCRIBE", b"t/1", b"t/2")
+        assert b"of one user or network" in await line_of(same, b"SUBSCRIBE", b"t/3")
+        await begin(reader, b"SUBSCRIBE", b"t/1", b"t/2")
+        assert b"of one user or network" in await line_of(reader, b"SUBSCRIBE", b"t/3")
+
+
+async def test_clients_of_one_network_share_its_subscriptions(resp: RespPort, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channels, "SUBSCRIPTIONS_MAX", 9)
+    async with resp.raw() as first, resp.raw() as second:
+        await begin(first, b"SUBSCRIBE", b"1", b"2")
+        await begin(second, b"SUBSCRIBE", b"1", b"2")
+        assert b"of one user or network" in await line_of(second, b"SUBSCRIBE", b"3")
+        assert await line_of(first, b"RESET") == b"+RESET\r\n"
+        second.writer.write(packed(b"SUBSCRIBE", b"3"))
+        assert await second.read_until(b":3\r\n") == b"*3\r\n$9\r\nsubscribe\r\n$1\r\n3\r\n:3\r\n"
+
+
+async def test_revoked_right_ends_messages_at_once(tmp_path: Path, access: Access) -> None:
+    """Connections are closed over several turns of the event loop. Messages of the meantime must not be sent."""
+    async with guarded(tmp_path, access) as resp, logged_in(resp, b"tenant") as tenant:
+        await begin(tenant, b"SUBSCRIBE", b"t/a")
+        resp.server.channels.publish(b"t/a", b"allowed")
+        access.take(table(RevokeRight("owns", Right.READ, b"t/")))
+        resp.server.channels.publish(b"t/a", b"secret")
+        found = await tenant.read_to_end()
+        assert b"allowed" in found
+        assert b"secret" not in found
+
+
 async def test_queued_message_needs_the_right_at_exec(tmp_path: Path, access: Access) -> None:
     async with guarded(tmp_path, access) as resp, resp.raw() as reader, logged_in(resp, b"tenant") as tenant:
         assert await line_of(reader, b"AUTH", b"reader", b"secret") == b"+OK\r\n"
@@ -312,20 +353,200 @@ async def test_messages_count_for_the_rate_of_their_namespace(resp: RespPort, mo
         assert await line_of(raw, b"PUBLISH", b"u", b"x") == b":0\r\n"
 
 
-def test_message_costs_nothing_per_subscriber_but_a_reference() -> None:
-    """All subscribers of a protocol get the same bytes object."""
+async def test_message_to_many_subscribers_counts_as_several_operations(
+    resp: RespPort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "SUBSCRIBERS_PER_OPERATION", 1)
+    async with resp.raw() as raw, resp.raw() as first, resp.raw() as second:
+        rates = Rates(lambda: 0.0, Counter())
+        rates.take([Namespace(name="tenant", prefix=b"t/", ops_per_s=1, burst=5)])
+        monkeypatch.setattr(resp.server, "rates", lambda: rates)
+        for each in (first, second):
+            await begin(each, b"SUBSCRIBE", b"t/a")
+        assert await line_of(raw, b"PUBLISH", b"t/a", b"x") == b":2\r\n"
+        assert (await line_of(raw, b"PUBLISH", b"t/a", b"x")).startswith(b"-TRYAGAIN ")
+        assert [await line_of(raw, b"PUBLISH", b"t/b", b"x") for _ in range(2)] == [b":0\r\n"] * 2
 
-    class Subscriber:
-        def __init__(self) -> None:
-            self.channels: dict[bytes, None] = {}
-            self.patterns: dict[bytes, None] = {}
-            self.frames: list[channels.Frames] = []
 
-        def push(self, frames: channels.Frames) -> None:
-            self.frames.append(frames)
+class Subscriber:
+    """A client at the registry, without a connection."""
 
+    def __init__(self, owner: str = "a") -> None:
+        self.channels: dict[bytes, None] = {}
+        self.patterns: dict[bytes, None] = {}
+        self.owner = owner
+        self.found: list[channels.Message] = []
+
+    def push(self, message: channels.Message) -> None:
+        self.found.append(message)
+
+
+async def test_message_costs_nothing_per_subscription_but_a_reference() -> None:
+    """All subscribers of a channel and of all patterns share the bytes of the message. Otherwise one message of 1 MiB
+    that matches 500 patterns would take half a gigabyte."""
     registry, clients = channels.Channels(), [Subscriber() for _ in range(3)]
     for each in clients:
         registry.subscribe(each, [b"a"])
-    assert registry.publish(b"a", b"x" * 1000) == 3
-    assert len({id(each.frames[0]) for each in clients}) == 1
+        registry.subscribe_patterns(each, [b"*", b"a*", b"[ab]"])
+    assert registry.publish(b"a", b"x" * 1000) == 12
+    assert len({id(message.body) for each in clients for message in each.found}) == 1
+
+
+# ── shares and turns ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def filled(registry: channels.Channels, owner: str, are_patterns: bool) -> int:
+    """Return the number of subscriptions that an owner gets when it takes all that it can."""
+    count = 0
+    while True:
+        client = Subscriber(owner)
+        for _ in range(channels.PATTERNS_PER_CLIENT_MAX):
+            name = b"%s%d*" % (owner.encode(), count)
+            own = client.patterns if are_patterns else client.channels
+            try:
+                (registry.subscribe_patterns if are_patterns else registry.subscribe)(client, [name])
+            except CommandError:
+                return count
+            own[name] = None
+            count += 1
+
+
+@pytest.mark.parametrize("are_patterns", [False, True])
+async def test_owner_leaves_as_many_subscriptions_as_it_takes(
+    are_patterns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channels, "SUBSCRIPTIONS_MAX", 512)
+    registry = channels.Channels()
+    most = channels.WILD_BYTES_MAX // channels.WILD_BYTES_MIN if are_patterns else 512
+    assert most == 512
+    taken = [filled(registry, owner, are_patterns) for owner in "abcd"]
+    assert taken == [256, 128, 64, 32]
+
+
+async def test_shares_follow_what_clients_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channels, "SUBSCRIPTIONS_MAX", 9)
+    registry, first, second = channels.Channels(), Subscriber("a"), Subscriber("b")
+    for each in (first, second):  # a pattern that both have counts once for the server and once for each
+        registry.subscribe_patterns(each, [b"p*"])
+        each.patterns[b"p*"] = None
+    registry.subscribe(first, [b"1", b"2", b"3"])
+    first.channels |= dict.fromkeys((b"1", b"2", b"3"))
+    with pytest.raises(CommandError, match="expected at most 9 subscriptions"):
+        registry.subscribe(first, [b"4"])
+    registry.change_owner(first, "b")
+    with pytest.raises(CommandError, match="of one user or network"):
+        registry.subscribe(second, [b"4"])
+    registry.change_owner(first, "c")
+    registry.subscribe(second, [b"4"])
+    registry.unsubscribe(second, [b"4"])
+    for each in (first, second):
+        registry.unsubscribe(each, list(each.channels))
+        registry.unsubscribe_patterns(each, list(each.patterns))
+    assert registry.subscriptions == registry.pattern_count == registry._wild_bytes == 0
+    assert registry._shares == {}
+
+
+async def most_published_per_turn(registry: channels.Channels) -> int:
+    """Return the largest number of messages that were published in one turn of the event loop until now stays."""
+    most, before, idle = 0, registry.published, 0
+    while idle < 50:
+        await asyncio.sleep(0)
+        most, idle = max(most, registry.published - before), 0 if registry.published > before else idle + 1
+        before = registry.published
+    return most
+
+
+@pytest.mark.parametrize("is_transaction", [False, True])
+async def test_many_messages_of_one_client_are_spread_over_turns(resp: RespPort, is_transaction: bool) -> None:
+    """Leases must be renewed meanwhile."""
+    async with resp.raw() as raw, resp.raw() as publisher:
+        await begin(raw, b"SUBSCRIBE", b"a")
+        words = [packed(b"PUBLISH", b"a", b"%d" % number) for number in range(3_000)]
+        if is_transaction:
+            words = [packed(b"MULTI"), *words, packed(b"EXEC")]
+        publisher.writer.write(b"".join(words))
+        registry, most = resp.server.channels, 0
+        while registry.published < 3_000:
+            most = max(most, await most_published_per_turn(registry))
+        assert most <= TURN_WORK // channels.MESSAGE_WORK + 1
+        expected = b"".join(message(b"message", b"a", b"%d" % number) for number in range(3_000))
+        assert await raw.read(len(expected)) == expected
+        expected = b":1\r\n" * 3_000
+        if is_transaction:
+            expected = b"+OK\r\n" + b"+QUEUED\r\n" * 3_000 + b"*3000\r\n" + expected
+        assert await publisher.read(len(expected)) == expected
+
+
+async def test_message_to_many_clients_is_sent_over_many_turns(resp: RespPort) -> None:
+    clients = [await resp.connect() for _ in range(250)]
+    for each in clients:
+        await begin(each, b"SUBSCRIBE", b"a")
+    async with resp.raw() as publisher:
+        publisher.writer.write(packed(b"PUBLISH", b"a", b"1") + packed(b"PUBLISH", b"a", b"2") + packed(b"GET", b"k"))
+        expected = b":250\r\n:250\r\n$-1\r\n"
+        assert await publisher.read(len(expected)) == expected
+        expected = message(b"message", b"a", b"1") + message(b"message", b"a", b"2")
+        for each in clients:
+            assert await each.read(len(expected)) == expected
+            each.close()
+
+
+async def test_slow_work_on_a_message_counts_before_the_next() -> None:
+    """The worst pattern takes as many turns as it takes time."""
+    registry, client = channels.Channels(), Subscriber()
+    for number in range(3):
+        pattern = b"*" + b"a" * 250 + b"%d*" % number
+        registry.subscribe_patterns(client, [pattern])
+        client.patterns[pattern] = None
+    await asyncio.sleep(0)
+    registry.publish(b"a" * channels.CHANNEL_BYTES_MAX, b"x")
+    registry.publish(b"a" * channels.CHANNEL_BYTES_MAX, b"x")
+    registry.publish(b"a" * channels.CHANNEL_BYTES_MAX, b"x")
+    assert registry.work.is_busy
+    await registry.work.wait_free()
+    assert not registry.work.is_busy
+
+
+async def test_subscriber_is_not_sent_messages_while_its_connection_closes(resp: RespPort) -> None:
+    """Its socket may take long to close, and every write to it would be a line in the log."""
+    async with resp.raw() as raw, resp.raw() as publisher:
+        await begin(raw, b"SUBSCRIBE", b"a")
+        stop_reading(raw)
+        while not (connection := next(iter(resp.server._connections))).replies.is_full:
+            await line_of(publisher, b"PUBLISH", b"a", b"x" * (1 << 20))
+        raw.writer.write(b"*x\r\n")
+
+        async def is_closing() -> bool:
+            return connection.pipeline.is_closing
+
+        await wait_until(is_closing, what="the protocol error is seen")
+        assert resp.server.channels.subscriptions == 0
+
+
+async def test_hello_changes_the_protocol_of_messages_that_wait(resp: RespPort) -> None:
+    async with resp.raw() as raw, resp.raw() as publisher:
+        await hello(raw)
+        await begin(raw, b"SUBSCRIBE", b"a", protocol=3)
+        raw.writer.write(packed(b"PUBLISH", b"a", b"x") + packed(b"HELLO", b"2"))
+        assert await raw.read_line() == b":1\r\n"
+        await raw.read_until(b"modules\r\n*0\r\n")
+        expected = message(b"message", b"a", b"x")
+        assert await raw.read(len(expected)) == expected
+        assert await line_of(raw, b"GET", b"k") == (
+            b"-ERR Can't execute 'get': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are allowed in "
+            b"this context\r\n"
+        )
+        assert await line_of(publisher, b"PUBLISH", b"a", b"y") == b":1\r\n"
+
+
+async def test_pubsub_describes_many_channels(resp: RespPort) -> None:
+    async with resp.raw() as raw, resp.raw() as other:
+        names = [b"c%d" % number for number in range(1_000)]
+        await begin(raw, b"SUBSCRIBE", *names)
+        expected = b"*1000\r\n" + b"".join(b"$%d\r\n%b\r\n" % (len(each), each) for each in names)
+        assert await other.ask(packed(b"PUBSUB", b"CHANNELS", b"c*"), expected) == expected
+        expected = b"*2000\r\n" + b"".join(b"$%d\r\n%b\r\n:1\r\n" % (len(each), each) for each in names)
+        assert await other.ask(packed(b"PUBSUB", b"NUMSUB", *names), expected) == expected
+        assert await line_of(other, b"PUBSUB", b"NUMSUB") == b"*0\r\n"
+        refused = b"-ERR expected a pattern of at most 256 bytes, got 257\r\n"
+        assert await line_of(other, b"PUBSUB", b"CHANNELS", b"x" * 257) == refused

@@ -1,0 +1,12 @@
+"""Numbers of bytes in the form in which people read them. Decides only."""
+
+from __future__ import annotations
+
+
+def size(number: float) -> str:
+    """Return a number of bytes in the unit that needs the fewest digits."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if number < 1024:
+            return f"{number:,.0f} {unit}" if unit == "B" or number >= 10 else f"{number:,.1f} {unit}"
+        number /= 1024
+    return f"{number:,.1f} TiB"
