@@ -18,6 +18,7 @@ from kvstore.errors import ConfigError, MetadataDenied, NoSuchNode
 from kvstore.meta import paths
 from kvstore.meta.address import MetadataKind, parse
 from kvstore.meta.login import Acl, metadata_login_of_environment
+from kvstore.ring.hashing import KeyHashName
 from kvstore.server.config import id_fault
 from kvstore.types import ServerId
 
@@ -78,6 +79,9 @@ def init(
             help="Create a secret for a cluster that was founded before secrets existed; all its nodes must be down",
         ),
     ] = False,
+    key_hash: Annotated[
+        KeyHashName, typer.Option(help="How keys become tokens; cannot be changed later")
+    ] = KeyHashName.SLOTS,
     unsafe: Annotated[bool, typer.Option("--unsafe", help="Allow 1 or 2 nodes")] = False,
     json: Json = False,
 ) -> None:
@@ -87,7 +91,7 @@ def init(
     a cluster that has one. Copy the secret to each node, then start it with `kvstore node run`. Node ids must be those
     named here.
     """
-    from kvstore.ring import Ring
+    from kvstore.ring import Ring, hash_named
     from kvstore.server.cluster.bootstrap import found
 
     servers = zones_of(node)
@@ -108,6 +112,7 @@ def init(
             partitions=partitions,
             replicas=min(replicas, len(servers)),
             instance_id=str(uuid.uuid4()),
+            hash=hash_named(key_hash),
         )
         return ring, is_new
 

@@ -18,6 +18,7 @@ from kvstore.cli.output import as_json, as_table
 from kvstore.cli.own_command import data_dir_option, own_command
 from kvstore.errors import ConfigError
 from kvstore.meta.address import MetadataKind
+from kvstore.ring.hashing import KeyHashName
 from kvstore.wal.config import BookieKind
 
 if TYPE_CHECKING:
@@ -65,6 +66,9 @@ def up(
     bookies: Annotated[
         BookieKind | None, typer.Option(help="external: use the bookies that are registered in --metadata")
     ] = None,
+    key_hash: Annotated[
+        KeyHashName | None, typer.Option(help="How keys become tokens, for good; default: slots")
+    ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Return once the cluster serves")] = False,
     unsafe: Annotated[bool, typer.Option("--unsafe", help="Allow 1 or 2 nodes")] = False,
     secure: Annotated[
@@ -103,6 +107,7 @@ def up(
         zookeeper=zookeeper if metadata is None or is_kind else metadata,
         metadata=MetadataKind(metadata) if metadata is not None and is_kind else None,
         bookies=bookies,
+        key_hash=key_hash,
         unsafe=unsafe,
         secure=secure or None,
         settings=tuple(map(parse, settings or ())),

@@ -58,7 +58,7 @@ def show(cluster: ClusterOptions = LOCAL, json: Json = False) -> None:
             }
             for member in (ring.partitions[partition] for partition in sorted(ring.partitions))
         ]
-        return {"version": ring.version, "partitions": partitions}
+        return {"version": ring.version, "key_hash": ring.hash.name, "partitions": partitions}
 
     document = from_store_or_servers(cluster, read, _reported)
     loads = _loads(cluster)
@@ -73,7 +73,7 @@ def show(cluster: ClusterOptions = LOCAL, json: Json = False) -> None:
         {**row, "hot_keys": [f"{as_text(hot['key'])} {hot['share']:.0%}" for hot in row["hot_keys"][:HOT_SHOWN]]}
         for row in document["partitions"]
     ]
-    print(f"ring version {document['version']}\n\n{as_table(shown)}")
+    print(f"ring version {document['version']}, key hash {document['key_hash']}\n\n{as_table(shown)}")
 
 
 def _reported(report: ClusterReport) -> dict[str, Any]:
@@ -88,7 +88,9 @@ def _reported(report: ClusterReport) -> dict[str, Any]:
         }
         for each in report.partitions
     ]
-    return {"version": report.ring.version, "age_s": round(report.ring.age_s, 1), "partitions": partitions}
+    ring = report.ring
+    key_hash = hash_named(ring.hash).name
+    return {"version": ring.version, "key_hash": key_hash, "age_s": round(ring.age_s, 1), "partitions": partitions}
 
 
 def as_text(key: bytes) -> str:

@@ -13,6 +13,7 @@ from kvstore.devcluster.secure_folder import METADATA_USER, TOOLS, SecureFolder
 from kvstore.env.tls import Tls
 from kvstore.errors import ConfigError
 from kvstore.meta.address import Address, MetadataKind, address_fault, parse
+from kvstore.ring.hashing import KeyHashName
 from kvstore.server.config import MetadataConfig, NodeConfig
 from kvstore.types import Quorum
 from kvstore.wal.config import BookieKind, LogConfig
@@ -67,6 +68,8 @@ class ClusterFile:
     """Empty only until `up` has created the secret, which it does once."""
     secure: bool = False
     """True if its endpoints require TLS and users, with the files of `secure_folder.py`."""
+    key_hash: KeyHashName = KeyHashName.MURMUR3
+    """The key hash with which the cluster is founded. The default is that of files written before 0.2.0."""
     instance: str = ""
     """The cluster's id from its creation. Commands check it, because another cluster may use these addresses while this
     one is down. Empty until `up` has seen it."""
@@ -133,6 +136,8 @@ class UpOptions:
     """The kind of a local metadata store. None means a ZooKeeper, or the recorded kind."""
     bookies: BookieKind | None = None
     """Where ledgers are stored. None means on the nodes, or as recorded."""
+    key_hash: KeyHashName | None = None
+    """How keys become tokens. None means by slots, or as recorded."""
     unsafe: bool = False
     secure: bool | None = None
     """True if endpoints require TLS and users. None means no, or as recorded."""
@@ -183,6 +188,7 @@ def plan(wish: UpOptions, found: ClusterFile | None) -> ClusterFile:
         unsafe=wish.unsafe,
         secret_file=str(wish.data_dir / SECRET_NAME),
         secure=bool(wish.secure),
+        key_hash=wish.key_hash or KeyHashName.SLOTS,
     )
 
 
@@ -296,6 +302,7 @@ def _refuse_changes(wish: UpOptions, found: ClusterFile) -> None:
         "metadata": found.store.kind,
         "bookies": found.bookies,
         "secure": found.secure,
+        "key_hash": found.key_hash,
     }
     for name, value in recorded.items():
         wanted = getattr(wish, name)

@@ -44,6 +44,7 @@ from kvstore.meta.registration import RegistrationClient
 from kvstore.meta.store import MetadataStore
 from kvstore.meta.zookeeper.acls import close_root
 from kvstore.places import local_path
+from kvstore.ring.hashing import hash_named
 from kvstore.ring.ring import Ring
 from kvstore.rpc.login import without_login
 from kvstore.server.cluster import bootstrap
@@ -511,6 +512,7 @@ async def _found(cluster: ClusterFile, progress: Progress) -> tuple[Ring, str]:
             partitions=cluster.partitions,
             replicas=cluster.replicas,
             instance_id=str(uuid.uuid4()),
+            hash=hash_named(cluster.key_hash),
         )
         return ring, await LayoutStore(store).instance_id()
     finally:

@@ -70,6 +70,8 @@ def probe(
                 found = connection.ask(b"EXISTS", key)
                 if isinstance(found, hiredis.ReplyError) and str(found).startswith(_REFUSALS):
                     return
+                if isinstance(found, hiredis.ReplyError) and str(found).startswith("MOVED "):
+                    continue  # it answers, and names the node that serves the key (`[redis] redirects`)
                 if not isinstance(found, int):
                     raise _silent(partition, resp_address, found)
     except OSError as error:

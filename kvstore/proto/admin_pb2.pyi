@@ -3608,6 +3608,7 @@ class RingView(_message.Message):
     PROGRESS_FIELD_NUMBER: _builtins.int
     ETA_S_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    HASH_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     age_s: _builtins.float
     """Seconds since it was read from the metadata store."""
@@ -3616,6 +3617,8 @@ class RingView(_message.Message):
     moves_done: _builtins.int
     progress: _builtins.float
     eta_s: _builtins.float
+    hash: _builtins.str
+    """The cluster's key hash: slots or murmur3. Empty if the server is older than this field."""
     @_builtins.property
     def moves(self) -> _containers.RepeatedCompositeFieldContainer[Global___MoveView]: ...
     @_builtins.property
@@ -3634,10 +3637,11 @@ class RingView(_message.Message):
         progress: _builtins.float = ...,
         eta_s: _builtins.float | None = ...,
         draining: _abc.Iterable[_builtins.str] | None = ...,
+        hash: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_eta_s", b"_eta_s", "eta_s", b"eta_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_eta_s", b"_eta_s", "age_s", b"age_s", "draining", b"draining", "eta_s", b"eta_s", "moves", b"moves", "moves_done", b"moves_done", "moves_planned", b"moves_planned", "paused", b"paused", "progress", b"progress", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_eta_s", b"_eta_s", "age_s", b"age_s", "draining", b"draining", "eta_s", b"eta_s", "hash", b"hash", "moves", b"moves", "moves_done", b"moves_done", "moves_planned", b"moves_planned", "paused", b"paused", "progress", b"progress", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__eta_s: _TypeAlias = _typing.Literal["eta_s"]  # noqa: Y015
     _WhichOneofArgType__eta_s: _TypeAlias = _typing.Literal["_eta_s", b"_eta_s"]  # noqa: Y015

@@ -9,6 +9,7 @@ import re
 from binascii import crc_hqx
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import repeat
 
 from mmh3 import mmh3_32_uintdigest
@@ -42,6 +43,13 @@ class KeyHash:
     def ends_unit(self, token: int) -> bool:
         """Return True if the token is the last one of its unit, so that a range may end there."""
         return (token + 1) % self.unit == 0
+
+
+class KeyHashName(StrEnum):
+    """The names of the key hashes, as they are in rings and options."""
+
+    SLOTS = "slots"
+    MURMUR3 = "murmur3"
 
 
 SLOTS = 1 << 14
@@ -97,11 +105,11 @@ def _slots_tokens_of(keys: list[bytes]) -> list[int]:
     return [(crc & 0x3FFF) << 18 | murmur >> 14 for crc, murmur in hashes]
 
 
-MURMUR3 = KeyHash("murmur3", _murmur3_token_of, _murmur3_tokens_of)
+MURMUR3 = KeyHash(KeyHashName.MURMUR3.value, _murmur3_token_of, _murmur3_tokens_of)
 """The token is the unsigned 32-bit murmur3 hash of the hash tag."""
 
-# docs/protocol.md H11
-SLOTS_HASH = KeyHash("slots", _slots_token_of, _slots_tokens_of, 1 << _SLOT_BITS)
+# docs/protocol.md H14
+SLOTS_HASH = KeyHash(KeyHashName.SLOTS.value, _slots_token_of, _slots_tokens_of, 1 << _SLOT_BITS)
 """The first 14 bits of the token are the slot of the key in Redis Cluster, the other 18 bits are the first bits of
 murmur3 of the hash tag. A slot never has two owners."""
 

@@ -62,6 +62,7 @@ from kvstore.server.placement.steward import Steward
 from kvstore.server.redis.channel_peers import CHANNELS, ChannelPeers
 from kvstore.server.redis.channels import Channels
 from kvstore.server.redis.listener import RespServer
+from kvstore.server.redis.slot_table import Redirects
 from kvstore.server.routing.dispatch import Dispatcher
 from kvstore.server.routing.overdue_watch import OverdueWatch
 from kvstore.server.status.copy_count import CopyCount
@@ -339,6 +340,7 @@ async def _open_server(
         changes=node.changes,
         scans=node.scans,
         channels=_open_channels(node, stack),
+        redirects=_redirects(node) if config.redis.redirects else None,
     )
     await node.resp.open(config.resp)
     stack.push_async_callback(node.resp.close)
@@ -346,6 +348,17 @@ async def _open_server(
     membership.announcement.on_placed = node.versions.poll
     await membership.announce()
     stack.push_async_callback(membership.announcement.withdraw)
+
+
+def _redirects(node: Node) -> Redirects:
+    """Return the rules by which Redis commands are redirected."""
+    membership, links = node.membership, node.links
+
+    def is_reachable(server: ServerId) -> bool:
+        link = links.by_server.get(server)
+        return link is not None and link.is_open
+
+    return Redirects(node.id, lambda: membership.topology, is_reachable)
 
 
 # docs/protocol.md G28

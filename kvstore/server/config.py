@@ -109,6 +109,10 @@ class RedisConfig:
     """Allow EXEC, MSETNX, RENAME, RENAMENX and COPY on keys of several partitions, as one transaction. Otherwise they
     are refused with CROSSSLOT, which clients in cluster mode expect. Set it on all nodes or on none. Requires cluster
     version 3."""
+    redirects: bool = False
+    """Answer MOVED to a command whose keys are in a slot that another node leads, so that clients of Redis Cluster
+    refresh their table of slots. Other clients report MOVED as an error. Otherwise the command is forwarded. Without
+    effect unless the cluster's key hash is `slots`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,13 +16,12 @@ import itertools
 import time
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from random import Random
 from typing import NamedTuple
 
 from kvstore.client import AsyncClient
 from kvstore.errors import StoreError
-from kvstore.ring import MURMUR3
 from loadtest.drills.registers import Outcome, Registers, differing
 from tests.sim.judges.linearizable import check_search
 from tests.sim.versions import Violation, check_versions
@@ -67,8 +66,8 @@ class Aim(NamedTuple):
 class Keys:
     """Keys of one kind, sorted by token."""
 
-    def __init__(self, keys: Iterable[bytes]) -> None:
-        self._sorted = sorted((MURMUR3.token_of(key), key) for key in keys)
+    def __init__(self, keys: Iterable[bytes], token_of: Callable[[bytes], int]) -> None:
+        self._sorted = sorted((token_of(key), key) for key in keys)
 
     def within(self, span: Span, most: int) -> list[bytes]:
         """Return the first keys in a range, at most `most`."""
@@ -93,6 +92,7 @@ class RingLoad:
 
     def __init__(self, client: AsyncClient, statics: dict[bytes, bytes], seed: int, *, rest_s: float = REST_S) -> None:
         self.client, self.statics, self._rest_s = client, statics, rest_s
+        self._token_of = token_of = client.cluster.token_of
         self._shared = Registers(client)
         self.history, self.errors = self._shared.history, self._shared.errors
         self.waits: list[Wait] = []
@@ -103,10 +103,10 @@ class RingLoad:
         self.scans = 0
         self._random = Random(seed)
         run = b"%x" % time.time_ns()
-        self._registers = Keys(b"r%b-%d" % (run, number) for number in range(POOL))
-        self._counters = Keys(b"c%b-%d" % (run, number) for number in range(POOL))
-        self._steady_keys = Keys(b"s%b-%d" % (run, number) for number in range(POOL))
-        self._static_keys = Keys(statics)
+        self._registers = Keys((b"r%b-%d" % (run, number) for number in range(POOL)), token_of)
+        self._counters = Keys((b"c%b-%d" % (run, number) for number in range(POOL)), token_of)
+        self._steady_keys = Keys((b"s%b-%d" % (run, number) for number in range(POOL)), token_of)
+        self._static_keys = Keys(statics, token_of)
         self._scanned = [b"%b-scanned-%d" % (run, number) for number in range(SCANNED)]
         self._scan_prefix = b"%b-scanned-" % run
         self._once_names = (b"u%b-%d" % (run, number) for number in itertools.count())
@@ -212,7 +212,7 @@ class RingLoad:
         began = time.perf_counter()  # the wall clock may be set meanwhile
         outcome = await work
         seconds = time.perf_counter() - began
-        waits.append(Wait(time.time(), seconds, is_write, MURMUR3.token_of(key), outcome.is_answer))
+        waits.append(Wait(time.time(), seconds, is_write, self._token_of(key), outcome.is_answer))
         return outcome
 
     async def _count(self, key: bytes) -> Outcome:
@@ -240,7 +240,7 @@ class RingLoad:
         """Write a new key, in the range if one is soon found; sometimes delete it again."""
         key = next(self._once_names)
         for _ in range(AIMED_TRIES):
-            if aim.span[0] <= MURMUR3.token_of(key) <= aim.span[1]:
+            if aim.span[0] <= self._token_of(key) <= aim.span[1]:
                 break
             key = next(self._once_names)
         written = self._change_once(key, self.client.put(key, key), True)

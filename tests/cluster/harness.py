@@ -30,6 +30,7 @@ from kvstore.devcluster.processes import is_alive
 from kvstore.devcluster.settings import parse
 from kvstore.errors import ConfigError, Unavailable
 from kvstore.meta.address import MetadataKind
+from kvstore.ring.hashing import KeyHashName
 from kvstore.rpc.login import without_login
 from kvstore.types import PartitionId
 from kvstore.wal.config import BookieKind
@@ -103,6 +104,7 @@ class Cluster:
         external_at: str = "",
         settings: Sequence[str] = (),
         secure: bool = False,
+        key_hash: KeyHashName | None = None,
         written: Written | None = None,
     ) -> None:
         """`external_at` is the address of a metadata store whose bookies are used. `settings` have the form of `up
@@ -113,6 +115,7 @@ class Cluster:
         self._wish: dict[str, Any] = {"nodes": nodes, "partitions": partitions, "replicas": replicas}
         self._wish["settings"] = tuple(map(parse, settings))
         self._wish["secure"] = secure or None
+        self._wish["key_hash"] = key_hash
         if external_at:
             self._wish |= {"zookeeper": external_at, "bookies": BookieKind.EXTERNAL}
         elif zookeepers == 1:

@@ -17,6 +17,7 @@ import pytest
 import redis
 
 from kvstore.ring.builder import new_ring
+from kvstore.ring.hashing import hash_named
 from kvstore.ring.ring import Ring
 from kvstore.types import PartitionId, ServerId
 from tests.cluster.harness import Cluster, running_cluster
@@ -95,7 +96,12 @@ class Counter(threading.Thread):
 def ring_of(cluster: Cluster) -> Ring:
     """Return the ring of the founded cluster."""
     partitions = [PartitionId(f"p{i + 1}") for i in range(cluster.file.partitions)]
-    return new_ring(partitions, {ServerId(node): "" for node in cluster.ids}, cluster.file.replicas)
+    return new_ring(
+        partitions,
+        {ServerId(node): "" for node in cluster.ids},
+        cluster.file.replicas,
+        hash_named(cluster.file.key_hash),
+    )
 
 
 def wait_led_for_good(cluster: Cluster) -> dict[str, str]:

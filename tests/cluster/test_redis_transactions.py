@@ -19,6 +19,7 @@ import pytest
 import redis
 
 from kvstore.ring.builder import new_ring
+from kvstore.ring.hashing import hash_named
 from kvstore.types import PartitionId, ServerId
 from tests.cluster.harness import Cluster, running_cluster
 from tests.server.redis.playing import OF_TRANSACTIONS, check
@@ -65,7 +66,12 @@ def cluster(started: Cluster) -> Cluster:
 def keys_of(cluster: Cluster, name: str) -> list[bytes]:
     """Return a key of each partition that no other test uses, in the order of partitions."""
     partitions = [PartitionId(f"p{number + 1}") for number in range(PARTITIONS)]
-    ring = new_ring(partitions, {ServerId(node): "" for node in cluster.ids}, cluster.file.replicas)
+    ring = new_ring(
+        partitions,
+        {ServerId(node): "" for node in cluster.ids},
+        cluster.file.replicas,
+        hash_named(cluster.file.key_hash),
+    )
     found: dict[str, bytes] = {}
     for number in range(1000):
         key = f"{name}-{number}".encode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import hiredis
 import pytest
 
 from kvstore.access import Switch
@@ -51,3 +52,13 @@ def test_node_whose_redis_port_is_closed_does_not_serve(servers: Servers, monkey
     endpoint = next(iter(servers.cluster.endpoints.values()))
     with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1:"):
         probe(endpoint.grpc, "127.0.0.1:1", KEYS)
+
+
+def test_redirect_counts_as_an_answer(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVSTORE_USER", "reader")
+    monkeypatch.setenv("KVSTORE_PASSWORD", "secret")
+    answers: list[object] = [b"OK", hiredis.ReplyError("MOVED 1 n2:1"), hiredis.ReplyError("ERR no")]
+    monkeypatch.setattr("kvstore.devcluster.probe._Connection.ask", lambda self, *words: answers.pop(0))
+    endpoint = next(iter(servers.cluster.endpoints.values()))
+    with pytest.raises(Unavailable, match=r"partition p2.*ERR no"):
+        probe(endpoint.grpc, endpoint.resp, {PartitionId("p1"): b"x", PartitionId("p2"): b"y"})

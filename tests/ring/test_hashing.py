@@ -33,6 +33,7 @@ def test_tokens_are_murmur3_unsigned(key: bytes, token: int) -> None:
     assert MURMUR3.token_of(key) == token
 
 
+# docs/protocol.md H14
 @pytest.mark.parametrize(
     ("key", "slot", "token"),
     [

@@ -90,7 +90,12 @@ class Cluster:
         servers = {node.id: node.zone for node in self.servers}
         replicas = min(3, len(self.servers))
         self.ring = await found(
-            founder, servers, partitions=self.knobs.partitions, replicas=replicas, instance_id="simulated"
+            founder,
+            servers,
+            partitions=self.knobs.partitions,
+            replicas=replicas,
+            instance_id="simulated",
+            hash=self.knobs.hash,
         )
         await founder.close()
         for node in self.nodes:

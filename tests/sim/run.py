@@ -22,6 +22,7 @@ from typing import Any
 
 from kvstore.partition.leading.range_delete import RANGE_KEYS_MAX
 from kvstore.partition.state import commands
+from kvstore.ring.hashing import MURMUR3
 from tests.sim.clients import Identity, Worker
 from tests.sim.clocks.lodgers import Lodgers
 from tests.sim.cluster import Cluster
@@ -32,7 +33,7 @@ from tests.sim.judges.reach import PATHS, asked
 from tests.sim.nodes import short_ranges, small_journals
 from tests.sim.spaces.tenants import Tenants, check_counts, drawn, metering
 from tests.sim.strikes.faults import FAULTS, Chaos, has_failed_directory
-from tests.sim.strikes.knobs import Knobs, draw, hinted, perhaps_older, perhaps_split
+from tests.sim.strikes.knobs import Knobs, draw, drawn_hash, hinted, perhaps_older, perhaps_split
 from tests.sim.transacting.judging import REST_S_MAX
 from tests.sim.transacting.transactors import Transactors
 from tests.sim.upgrading.upgrades import all_risen, older_ones, upgrade, written_back
@@ -123,6 +124,7 @@ def run(seed: int, knobs: Knobs | None = None, *, name: str = "") -> Outcome:
 def _drawn(world: SimWorld) -> Knobs:
     knobs = perhaps_split(draw(world.fork("knobs"), sorted(FAULTS)), world.fork("split"))
     knobs = perhaps_older(knobs, world.fork("older"))
+    knobs = replace(knobs, hash=MURMUR3 if knobs.older else drawn_hash(world.fork("hash")))
     random = world.fork("ranges")
     knobs = replace(knobs, range_keys=random.choice((2, RANGE_KEYS_MAX, RANGE_KEYS_MAX)))
     random = world.fork("transactors")  # older servers do not support transactions

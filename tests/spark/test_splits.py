@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kvstore.client.pinned.pins import PinnedPartition, PinnedStore
 from kvstore.errors import ConfigError
-from kvstore.ring.hashing import MURMUR3, TOKENS
+from kvstore.ring.hashing import MURMUR3, SLOTS_HASH, TOKENS, KeyHash
 from kvstore.spark import splits
 from kvstore.spark.options import KeyRange, prefix_range
 from kvstore.spark.splits import POINTS, ReadRequest, contains, plan
@@ -103,8 +103,18 @@ def test_partition_that_the_store_does_not_have_is_an_error() -> None:
         plan(STORE, ReadRequest(KeyRange(), partition="p9"))
 
 
-def test_store_travels_as_text() -> None:
-    assert splits.decode(splits.encode(STORE), None) == STORE
+@pytest.mark.parametrize("hash", [MURMUR3, SLOTS_HASH])
+def test_store_travels_as_text(hash: KeyHash) -> None:
+    store = replace(STORE, hash=hash)
+    assert splits.decode(splits.encode(store), None) == store
+    assert splits.decode(splits.encode(STORE).replace('"hash": "murmur3", ', ""), None) == STORE
+
+
+def test_key_is_looked_up_by_the_stores_key_hash() -> None:
+    store = replace(STORE, hash=SLOTS_HASH)
+    for key in KEYS[:40]:
+        [[part]] = plan(store, ReadRequest(KeyRange(), frozenset([key])))
+        assert part.split.first == part.split.last == SLOTS_HASH.token_of(key)
 
 
 @pytest.mark.parametrize("text", ["", "x", "{}", "[]", '{"format": 1}', '{"format": 1, "partitions": [7]}'])

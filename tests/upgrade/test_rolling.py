@@ -20,9 +20,12 @@ from kvstore.client import AsyncClient
 from kvstore.client.pinned.pins import pin_store, unpin
 from kvstore.client.pinned.read import read_pinned
 from kvstore.devcluster.layout import NodePlace
+from kvstore.ring import MURMUR3, SLOTS_HASH, encode, new_ring
+from kvstore.ring.hashing import KeyHash, KeyHashName
 from kvstore.server.app import VERSION
 from kvstore.spark.snapshots import verify
 from kvstore.spark.snapshots.directory import DirectoryStore
+from kvstore.types import PartitionId, ServerId
 from loadtest.drills.ring_load import RingLoad
 from loadtest.drills.ring_stage import PROBLEMS, RingStage
 from loadtest.drills.stage import Report
@@ -42,7 +45,7 @@ class Releases:
     """A cluster whose nodes each run this tree or the last release from their next start on."""
 
     def __init__(self, directory: Path) -> None:
-        self.cluster = Cluster(directory, partitions=1)
+        self.cluster = Cluster(directory, partitions=1, key_hash=KeyHashName.MURMUR3)
         self._tree = base.check_out(directory / "release")
         compileall.compile_dir(self._tree, quiet=1)  # otherwise each of three starting nodes does it
         self._old = {"n1", "n2", "n3"}
@@ -175,6 +178,7 @@ async def test_last_release_is_upgraded_and_downgraded_under_load(tmp_path: Path
 
             await wait_until(risen, timeout_s=60, what="the cluster's version rises, and each log follows it")
             assert await asyncio.to_thread(read_all, cluster.url) == stage.statics
+            assert (await stage._ring()).hash is MURMUR3, "a change would move every key"
     finally:
         await asyncio.to_thread(cluster.end)
 
@@ -192,6 +196,21 @@ def test_missing_release_commit_is_reported(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(base.NoHistory, match=r"expected revision .*: 'git'; clone"):
         base.check_out(tmp_path / "release")
     assert not (tmp_path / "release").exists()
+
+
+def test_release_refuses_a_ring_of_slots_by_its_format(tmp_path: Path) -> None:
+    tree = base.check_out(tmp_path)
+    script = "import sys; from kvstore.ring import decode; print(decode(sys.stdin.buffer.read()).version)"
+
+    def decoded(hash: KeyHash) -> tuple[str, str]:
+        document = encode(new_ring([PartitionId("p1")], {ServerId("n1"): ""}, 1, hash))
+        command = ["/usr/bin/env", f"PYTHONPATH={tree}", sys.executable, "-P", "-c", script]
+        done = subprocess.run(command, input=document, capture_output=True, check=False)
+        return done.stdout.decode().strip(), done.stderr.decode().strip().rpartition("\n")[2]
+
+    assert decoded(MURMUR3) == ("1", "")
+    read, error = decoded(SLOTS_HASH)
+    assert (read, error.endswith("got 3")) == ("", True), error
 
 
 def test_release_tree_differs_from_this_tree(tmp_path: Path) -> None:

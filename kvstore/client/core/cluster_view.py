@@ -25,6 +25,10 @@ class ClusterView:
         """Return the id of the partition that owns a key."""
         return self._engine.routing.partition_of(key)
 
+    def token_of(self, key: bytes) -> int:
+        """Return the key's token, its place on the ring, by the cluster's key hash."""
+        return self._engine.routing.hash.token_of(key)
+
     def leader_of(self, partition: str) -> str:
         """Return the address (`host:port`) of a partition's leader; empty if no leader is known."""
         return self._engine.routing.leader_of(partition)

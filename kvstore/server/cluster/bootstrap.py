@@ -11,15 +11,22 @@ from kvstore.meta.store import MetadataStore
 from kvstore.meta.update import until_known
 from kvstore.ring import codec
 from kvstore.ring.builder import new_ring
+from kvstore.ring.hashing import KeyHash
 from kvstore.ring.ring import Ring
 from kvstore.types import PartitionId, ServerId
 
 
 async def found(
-    store: MetadataStore, servers: Mapping[ServerId, str], *, partitions: int, replicas: int, instance_id: str
+    store: MetadataStore,
+    servers: Mapping[ServerId, str],
+    *,
+    partitions: int,
+    replicas: int,
+    instance_id: str,
+    hash: KeyHash,
 ) -> Ring:
     """Return the cluster's ring. If there is none, create it with the partitions p1 to p<n> on `servers`, which maps
-    ids to zones.
+    ids to zones. `hash` is the key hash of a new ring.
 
     Raises ConfigError for invalid numbers or if the metadata store has the layout of another system, and
     MetadataUnavailable.
@@ -27,7 +34,7 @@ async def found(
     await LayoutStore(store).ensure(instance_id)
     ids = [PartitionId(f"p{number}") for number in range(1, partitions + 1)]
     try:
-        ring = new_ring(ids, servers, replicas)
+        ring = new_ring(ids, servers, replicas, hash)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     try:

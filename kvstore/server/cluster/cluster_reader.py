@@ -12,6 +12,7 @@ from kvstore.meta import paths
 from kvstore.meta.store import MetadataStore
 from kvstore.partition.election.ranking import LeaderRecord
 from kvstore.ring import codec
+from kvstore.ring.hashing import KeyHash
 from kvstore.ring.ring import Ring
 from kvstore.server.cluster.topology import ClusterTopology, Member
 from kvstore.types import PartitionId, ServerId
@@ -26,13 +27,18 @@ class ClusterReader:
         self._store = store
         self.undecodable: set[str] = set()
         """Znodes that could not be decoded when they were last read."""
+        self._hash: KeyHash | None = None
         self.stored = 0, 0
         """The version of a ring, and the version of the znode from which it was read."""
 
     async def ring(self) -> Ring:
-        """Read the ring. Raises NoSuchNode, UndecodableNode."""
+        """Read the ring. Raises NoSuchNode, and UndecodableNode, also if the key hash has changed, by which
+        this server's replicas have stored their keys."""
         data, stat = await self._store.get(paths.RING)
         ring = codec.decode(data)
+        if self._hash is not None and ring.hash is not self._hash:
+            raise UndecodableNode(f"ring: expected key hash {self._hash.name}, got {ring.hash.name}")
+        self._hash = ring.hash
         self.undecodable.discard(paths.RING)
         if ring.version > self.stored[0]:
             self.stored = ring.version, stat.version

@@ -30,6 +30,7 @@ from kvstore.server.redis.pipeline.latency import CommandLatency
 from kvstore.server.redis.pipeline.reply_memory import CHECK_S, Holder, ReplyMemory
 from kvstore.server.redis.session import REDIS_VERSION, Facts, ShownClient
 from kvstore.server.redis.shared_answer import SharedAnswer
+from kvstore.server.redis.slot_table import Redirects
 from kvstore.server.routing.ask import ask
 from kvstore.server.routing.backend import Backend
 from kvstore.server.routing.scan_slots import ScanSlots
@@ -81,10 +82,13 @@ class RespServer:
         changes: AdminChanges | None = None,
         scans: ScanSlots | None = None,
         channels: Channels | None = None,
+        redirects: Redirects | None = None,
     ) -> None:
         """Access control is off if `access` is None. `id` is the server behind the port. `allows_flush` enables
         FLUSHDB and FLUSHALL. `transactions_across_slots` enables commands that change keys of several partitions
-        together. `rates` returns the rates of namespaces, or None if no namespace has a rate."""
+        together. `rates` returns the rates of namespaces, or None if no namespace has a rate. `redirects` decides
+        which commands get MOVED; None: none."""
+        self.redirects = redirects
         self.id, self.allows_flush, self.rates = id, allows_flush, rates
         self.transactions_across_slots = transactions_across_slots
         self.scripts, self.random, self.slow = Scripts(), env.random, env.slow

@@ -223,6 +223,7 @@ def _ring_view(survey: ClusterSurvey, age_s: float, partitions: Iterable[Partiti
         progress=done,
         eta_s=left_s,
         draining=ring.draining,
+        hash=ring.hash.name,
     )
     for move in ring.moves.values():
         stand = stands.get(move.id)

@@ -32,6 +32,8 @@ TOKEN_MAX = (1 << 32) - 1
 INTENTS = "intents"
 """Second part of the name of a file that has what committed intents write (docs/protocol.md Tx13)."""
 
+_LAST_FIELD = b',"hash":"%b"}' % MURMUR3.name.encode()
+"""The end of a document in format 1, which has no key hash."""
 _ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,63}")
 _FILE = re.compile(rf"{DATA}/[0-9A-Za-z][0-9A-Za-z._-]*\.parquet")
 _OF_INTENTS = re.compile(rf"{DATA}/[^/]*-{INTENTS}(\.[^/.]*)?\.parquet")
@@ -138,7 +140,10 @@ class Manifest:
 def encode(manifest: Manifest, keys: Keys = ()) -> bytes:
     """Encode a manifest as JSON for people and programs. The last field is the checksum of everything before it. If
     `keys` are given, the field before the checksum is a signature of everything before it, by the first key."""
-    body = msgspec.json.format(codec.encode(manifest, format=_format_of(manifest)), indent=1)
+    plain = codec.encode(manifest, format=_format_of(manifest))
+    if manifest.hash == MURMUR3.name:
+        plain = plain.removesuffix(_LAST_FIELD) + b"}"
+    body = msgspec.json.format(plain, indent=1)
     assert body.endswith(b"\n}")
     body = body.removesuffix(b"\n}")
     if keys:

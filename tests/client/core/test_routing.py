@@ -7,9 +7,13 @@ import pytest
 from kvstore.client.core.operations import get
 from kvstore.client.core.routing import Routing
 from kvstore.client.core.values import Level
-from kvstore.errors import ConditionFailed, Moved, NotLeader, Unavailable
+from kvstore.errors import ConditionFailed, InvalidRequest, Moved, NotLeader, Unavailable
 from kvstore.proto import kv_pb2
+from kvstore.ring import SLOTS_HASH, KeyHash, new_ring
 from kvstore.ring.hashing import MURMUR3, TOKENS
+from kvstore.server.cluster.topology import ClusterTopology
+from kvstore.server.grpc.topology import topology_message
+from kvstore.types import PartitionId, ServerId
 
 
 def topology(version: int = 1, *, leader: str = "n1", epoch: int = 1, owners: str = "01") -> kv_pb2.TopologyResponse:
@@ -49,6 +53,24 @@ def test_tokens_after_the_last_one_wrap_around() -> None:
     message.tokens[:] = [10, 20]
     routing.learn(message)
     assert {routing.partition_of(b"key-%d" % number) for number in range(100)} == {"p1"}
+
+
+@pytest.mark.parametrize("hash", [MURMUR3, SLOTS_HASH])
+def test_client_uses_the_clusters_key_hash(hash: KeyHash) -> None:
+    ring = new_ring([PartitionId("p1"), PartitionId("p2"), PartitionId("p3")], {ServerId("n1"): ""}, 1, hash)
+    message, routing = topology_message(ClusterTopology(ring)), Routing()
+    routing.learn(message)
+    assert routing.hash is hash
+    keys = [b"key-%d" % number for number in range(200)]
+    assert [routing.partition_of(key) for key in keys] == [ring.partition_of(key) for key in keys]
+    assert (len(message.tokens) == len(message.owners) == 0) == (hash is SLOTS_HASH), "an older client finds no ring"
+
+
+def test_unknown_key_hash_is_refused() -> None:
+    message = topology()
+    message.hash = "md5"
+    with pytest.raises(InvalidRequest, match="got 'md5'; upgrade kvstore"):
+        Routing().learn(message)
 
 
 def test_another_thread_sees_one_ring_while_the_next_is_learned(routing: Routing) -> None:

@@ -15,6 +15,7 @@ import pytest
 from kvstore.client import Item
 from kvstore.errors import ConditionFailed, Overloaded
 from kvstore.ring import TOKENS
+from kvstore.ring.hashing import MURMUR3
 from loadtest.drills.ring_load import RingLoad, Wait, rate
 from tests.sim.world.env import SimWorld
 from tests.waiting import wait_until
@@ -35,6 +36,7 @@ class Store:
         self.rows: dict[bytes, tuple[bytes, int]] = {}
         self.old: dict[bytes, tuple[bytes, int]] = {}
         self.lie, self.version, self.count = lie, 0, 0
+        self.cluster = SimpleNamespace(token_of=MURMUR3.token_of)
 
     def _says(self, lie: str) -> bool:
         self.count += 1

@@ -69,7 +69,7 @@ def test_quantile_is_a_value_that_so_many_do_not_exceed() -> None:
 def test_keys_of_a_range_and_those_outside_are_all_there_are() -> None:
     names = [b"k%d" % number for number in range(500)]
     span = (1 << 30, 1 << 31)
-    keys = Keys(names)
+    keys = Keys(names, MURMUR3.token_of)
     inside = keys.within(span, 1_000)
     assert inside == sorted((key for key in names if span[0] <= MURMUR3.token_of(key) <= span[1]), key=MURMUR3.token_of)
     assert set(keys.outside([span])) == set(names) - set(inside)

@@ -17,7 +17,7 @@ from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.meta.store import Stat, Watch, ensure_path
 from kvstore.partition.election.ranking import LeaderRecord
-from kvstore.ring import codec
+from kvstore.ring import MURMUR3, SLOTS_HASH, codec
 from kvstore.ring.builder import new_ring, with_partitions
 from kvstore.ring.ring import Member as RingMember
 from kvstore.server.cluster import membership as module
@@ -174,6 +174,18 @@ async def test_undecodable_node_is_logged_once(world: World, caplog: pytest.LogC
     for _ in range(3):
         await membership._read_all()
     assert len([each for each in caplog.messages if "cannot decode" in each]) == 1
+
+
+# docs/protocol.md H14
+async def test_ring_with_another_key_hash_is_passed_over(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    await world.other.create(paths.RING, codec.encode(RING))
+    membership = world.membership(MemoryStore(world.tree))
+    await membership.wait_ring()
+    other = new_ring([P1], {N1: "", N2: ""}, 2, SLOTS_HASH)
+    await world.other.set(paths.RING, codec.encode(replace(other, version=RING.version + 1)), 0)
+    await membership._read_all()
+    assert membership.topology.ring.hash is MURMUR3
+    assert any("expected key hash murmur3, got slots" in each for each in caplog.messages)
 
 
 # docs/protocol.md H7

@@ -13,7 +13,7 @@ import pytest
 
 from kvstore import versions
 from kvstore.env.real import real_env
-from kvstore.errors import MetadataUnavailable, NoSuchPin, Unavailable
+from kvstore.errors import InvalidRequest, MetadataUnavailable, NoSuchPin, Unavailable
 from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import ensure_path
@@ -21,7 +21,7 @@ from kvstore.partition import pinning
 from kvstore.partition.pinning import PinnedState
 from kvstore.partition.state.tokens import EVERYTHING, TokenSpan
 from kvstore.proto import data_pb2
-from kvstore.ring import PartitionState, Ring, codec, new_ring, plan, steps
+from kvstore.ring import SLOTS_HASH, PartitionState, Ring, codec, new_ring, plan, steps
 from kvstore.ring.hashing import TOKENS
 from kvstore.ring.moves import MoveId
 from kvstore.server.feed.pins import PinKeeper
@@ -118,6 +118,16 @@ async def test_pin_round_is_repeated_when_a_range_moved_on(servers: Servers) -> 
     pinned = await servers.keeper.pin(data_pb2.PinRequest(id="pin"))
     assert sorted(servers.taken) == [A, A, B, B, C, C]
     assert {each.entry for each in pinned.partitions} == {4, 5, 6}
+
+
+async def test_pin_is_refused_to_a_client_that_cannot_compute_tokens(servers: Servers) -> None:
+    servers.ring = new_ring([A, B, C], {SERVER: ""}, 1, SLOTS_HASH)
+    for known in ([], ["murmur3"]):
+        with pytest.raises(InvalidRequest, match=r"knows the key hash slots .*; upgrade the client"):
+            await servers.keeper.pin(data_pb2.PinRequest(id="pin", hashes=known))
+    assert servers.taken == []
+    pinned = await servers.keeper.pin(data_pb2.PinRequest(id="pin", hashes=["murmur3", "slots"]))
+    assert pinned.hash == "slots"
 
 
 async def test_single_move_costs_no_further_pin_round(servers: Servers) -> None:

@@ -50,7 +50,7 @@ async def judge(cluster: Cluster, *, search: bool) -> None:
         mine = [each for each in operations if concerns(cluster, each, partition, transacted)]
         prefixes = tuple(each.prefix for each in knobs.spaces if each.ttl_ms)
         parts = transacted.parts(partition) if transacted is not None else ()
-        witness = Witness(states, prefixes, range_keys=knobs.range_keys, parts=parts)
+        witness = Witness(states, prefixes, range_keys=knobs.range_keys, parts=parts, hash=knobs.hash)
         witness.check(mine)
         witness.check_nothing_else()
         check_banks(states)

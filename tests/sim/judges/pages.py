@@ -6,18 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 from kvstore.partition.state.commands import Flag, Range, Record, Scan, ScanTokens
-from kvstore.ring.hashing import MURMUR3
+from kvstore.ring.hashing import KeyHash
 from tests.sim.judges.log_states import LogStates
-
-token_of = MURMUR3.token_of
 
 Fits = Callable[[int], bool]
 
 
-def page_fits(op: Scan | Range | ScanTokens, result: Any, states: LogStates) -> Fits:
+def page_fits(op: Scan | Range | ScanTokens, result: Any, states: LogStates, hash: KeyHash) -> Fits:
     """Return a function that tells if a state gives this answer to a SCAN, a RANGE or a SCAN_TOKENS."""
     if isinstance(op, ScanTokens):
-        return _tokens_fit(op, result, states)
+        return _tokens_fit(op, result, states, hash)
     start, end, limit, flags = op.key, op.end, op.limit, op.flags
     items, following = result
     backwards, is_range = bool(flags & Flag.REVERSE), isinstance(op, Range)
@@ -36,7 +34,8 @@ def page_fits(op: Scan | Range | ScanTokens, result: Any, states: LogStates) -> 
     )
 
 
-def _tokens_fit(op: ScanTokens, result: Any, states: LogStates) -> Fits:
+def _tokens_fit(op: ScanTokens, result: Any, states: LogStates, hash: KeyHash) -> Fits:
+    token_of = hash.token_of
     token, limit, flags = op.token, op.limit, op.flags
     items, following = result
     keys = [

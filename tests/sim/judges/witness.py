@@ -44,6 +44,7 @@ from kvstore.partition.state.commands import (
     ScanTokens,
 )
 from kvstore.partition.state.entry import DELETE, NOTE, OF_TRANSACTIONS, Mutation
+from kvstore.ring.hashing import MURMUR3, KeyHash
 from tests.sim.judges.effects import Effects, deletes_between, is_deleted, keys_of
 from tests.sim.judges.log_states import LogStates, Wrong
 from tests.sim.judges.operations import Operation, Status
@@ -72,10 +73,11 @@ class Witness:
         *,
         range_keys: int = RANGE_KEYS_MAX,
         parts: Sequence[Part] = (),
+        hash: KeyHash = MURMUR3,
     ) -> None:
         """`range_keys`: a range delete of up to this number of keys is atomic. `parts` are those of transactions over
-        several partitions."""
-        self._states, self._range_keys = states, range_keys
+        several partitions. `hash` is the cluster's key hash."""
+        self._states, self._range_keys, self._hash = states, range_keys, hash
         self._parts = {part.operation.number: part for part in parts}
         self._locks: defaultdict[bytes, list[tuple[int, int]]] = defaultdict(list)
         """By key: from which sequence on a transaction locked it, and from which on its effect shows."""
@@ -290,7 +292,7 @@ class Witness:
             case Count():
                 return lambda seq: states.count(seq) == result
             case Scan() | Range() | ScanTokens():
-                return page_fits(op, result, states)
+                return page_fits(op, result, states, self._hash)
             case DeleteRange():
                 return lambda seq: is_deleted(states, op.key, op.end, seq, seq)
         return lambda seq: self._effects.is_answer_at(operation, seq)

@@ -20,7 +20,7 @@ from kvstore.partition.state import commands, rows
 from kvstore.partition.state.commands import Code, Flag, Level
 from kvstore.partition.state.tokens import TokenSpan, spans_of
 from kvstore.ring import Member, PartitionState, Ring, new_ring, plan
-from kvstore.ring.hashing import MURMUR3, TOKENS
+from kvstore.ring.hashing import TOKENS, KeyHash
 from kvstore.server.cluster.ring_store import change_ring
 from kvstore.types import PartitionId, ServerId
 from tests.sim.clients import Identity, Worker
@@ -31,7 +31,7 @@ from tests.sim.judges.operations import Operation, Status
 from tests.sim.nodes import Node, small_journals
 from tests.sim.run import all_serve, heal, until_broken
 from tests.sim.spaces.tenants import Tenants, check_counts
-from tests.sim.strikes.knobs import Knobs
+from tests.sim.strikes.knobs import HASH, Knobs
 from tests.sim.versions import check_versions
 from tests.sim.watching import watching
 from tests.sim.world.disk import DiskConfig
@@ -384,14 +384,20 @@ async def _scenario(
 
 def keys_in(span: TokenSpan, count: int, prefix: bytes) -> tuple[bytes, ...]:
     """Return the first `count` keys with this prefix whose tokens are in the range."""
-    found = (key for number in range(1_000_000) if span.holds(MURMUR3.token_of(key := b"%b%d" % (prefix, number))))
+    found = (key for number in range(1_000_000) if span.holds(HASH.token_of(key := b"%b%d" % (prefix, number))))
     return tuple(islice(found, count))
+
+
+def unit_of(hash: KeyHash, key: bytes) -> TokenSpan:
+    """Return the smallest range that can move with the key."""
+    first = hash.token_of(key) // hash.unit * hash.unit
+    return TokenSpan(first, first + hash.unit - 1)
 
 
 def first_range(owner: str, partitions: int, nodes: int = 3) -> TokenSpan:
     """Return a range that `owner` has in a new ring, as large as one move may be."""
     ids = [PartitionId(f"p{number + 1}") for number in range(partitions)]
-    ring = new_ring(ids, {ServerId(f"n{number + 1}"): "" for number in range(nodes)}, min(3, nodes))
+    ring = new_ring(ids, {ServerId(f"n{number + 1}"): "" for number in range(nodes)}, min(3, nodes), HASH)
     first, last = max(spans_of(ring, PartitionId(owner)), key=lambda span: span.last - span.first)
     return TokenSpan(first, min(last, first + plan.MOVE_TOKENS_MAX - 1))
 

@@ -22,7 +22,6 @@ from kvstore.partition.leading.usage import Usage
 from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Flag
 from kvstore.partition.state.rows import ALL_ORDER, ORDER, data_key, record_of
-from kvstore.ring.hashing import MURMUR3
 from kvstore.types import PartitionId
 from tests.sim.clients import Identity, Worker
 from tests.sim.cluster import Cluster
@@ -129,8 +128,8 @@ def scanned(leader: Leader, space: Namespace) -> Amount:
     sizes: dict[bytes, int] = {}
     for row_key, _ in state.engine.iterate(ORDER + space.prefix, last):
         key = row_key[1:]
-        row = state.engine.get(data_key(MURMUR3, key))
-        if state.ownership.owned.holds(MURMUR3.token_of(key)) and row is not None:
+        row = state.engine.get(data_key(state.hash, key))
+        if state.ownership.owned.holds(state.hash.token_of(key)) and row is not None:
             sizes[key] = len(record_of(row).value)
     for layer in leader._evaluator._overlay.layers:
         for key, record in layer.rows.items():

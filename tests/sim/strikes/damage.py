@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from kvstore.partition.state import rows
-from kvstore.ring.hashing import MURMUR3
 from kvstore.types import PartitionId
 from tests.sim.nodes import Node
 
@@ -22,11 +21,11 @@ def damage(node: Node, partition: PartitionId, *, by: int = 0x5A5A, value: tuple
     batch.put(rows.META_KEY, rows.encode_meta(*rows.meta_of(before)._replace(crc=state.crc)))
     if value is not None:
         key, wrong = value
-        row = state.engine.get(rows.data_key(MURMUR3, key))
+        row = state.engine.get(rows.data_key(state.hash, key))
         assert row is not None, f"there is no {key!r}"
         found = rows.record_of(row)
         batch.put(
-            rows.data_key(MURMUR3, key), rows.encode_record(wrong, found.version, found.created, found.written_ms, 0)
+            rows.data_key(state.hash, key), rows.encode_record(wrong, found.version, found.created, found.written_ms, 0)
         )
     state.engine.write(batch)
     state._crcs[-1] = (state.seq, state.crc)

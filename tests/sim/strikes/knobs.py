@@ -12,12 +12,15 @@ from kvstore.bookie.config import BookieConfig
 from kvstore.namespaces import Namespace
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.range_delete import RANGE_KEYS_MAX
+from kvstore.ring.hashing import MURMUR3, SLOTS_HASH, KeyHash
 from kvstore.server.balance_config import BalanceConfig, BalanceMode
 from kvstore.types import Quorum
 from kvstore.wal.config import LogConfig
 from tests.sim.workloads import Load
 
 NO_AUDITOR = AutorecoveryConfig(auditor=False)
+HASH = SLOTS_HASH
+"""Key hash of runs that draw none."""
 NO_BALANCER = BalanceConfig(mode=BalanceMode.OFF)
 
 
@@ -33,6 +36,7 @@ class Knobs:
     spaces: tuple[Namespace, ...] = ()
     """Namespaces over the keys of tenants and of other users."""
     partitions: int = 1
+    hash: KeyHash = HASH
     zones: tuple[str, ...] = ()
     """Zones, assigned to the nodes in turn."""
     session_s: float = 3.0
@@ -137,11 +141,21 @@ def perhaps_older(knobs: Knobs, random: Random) -> Knobs:
     return replace(knobs, older=random.choice((knobs.nodes // 2 + 1, knobs.nodes)))
 
 
+def drawn_hash(random: Random) -> KeyHash:
+    """Return the key hash of a new cluster. Clusters that the first release founded have murmur3."""
+    return random.choice((MURMUR3, SLOTS_HASH))
+
+
 def hinted(seed: int, faults: tuple[str, ...], hints: dict[str, Any]) -> Knobs:
     """Return knobs of a seed under which a rare event is likely: with these faults, and with knobs set by name
     (`log.x`, `partition.x` and `load.x` for nested ones)."""
-    drawn = draw(Random(f"{seed}/hinted"), [])
-    changes: dict[str, Any] = {"faults": faults, "pace_s": 0.4, "autorecovery": NO_AUDITOR}
+    drawn, hash = draw(Random(f"{seed}/hinted"), []), drawn_hash(Random(f"{seed}/hash"))
+    changes: dict[str, Any] = {
+        "hash": hash,
+        "faults": faults,
+        "pace_s": 0.4,
+        "autorecovery": NO_AUDITOR,
+    }
     if "directory_dies" in faults:
         changes["directories"] = max(2, drawn.directories)
     for name, value in hints.items():

@@ -21,7 +21,7 @@ from time import process_time
 from typing import Any
 
 from kvstore.errors import MetadataError
-from kvstore.ring.hashing import MURMUR3, TOKENS
+from kvstore.ring.hashing import TOKENS
 from kvstore.ring.moves import Pace
 from kvstore.ring.plan import shift_range
 from kvstore.ring.steps import set_pace
@@ -33,7 +33,7 @@ from tests.sim.judges.operations import Status
 from tests.sim.judges.reach import TRANSACTION_PATHS, asked
 from tests.sim.judges.refusals import Refusals
 from tests.sim.judges.transactions import KINDS, check_values, is_of_transactors, steps_of
-from tests.sim.moving.moves import Users, World
+from tests.sim.moving.moves import Users, World, unit_of
 from tests.sim.nodes import small_journals
 from tests.sim.run import Outcome, all_serve, heal, power_cut_and_up, until_broken
 from tests.sim.strikes.faults import FAULTS, Chaos
@@ -221,9 +221,9 @@ async def _move(world: World, plan: Plan, duration_s: float) -> None:
 async def shift(world: World, random: Random, keys: tuple[bytes, ...] = (), target: str = "") -> None:
     """Plan that a range around one of `keys`, by default any of transactors, moves to another partition."""
     key = random.choice(keys or tuple(key for kind in KINDS for key in kind))
-    token, width = MURMUR3.token_of(key), random.choice((0, 0, 1 << 24, 1 << 28))
-    first, last = max(0, token - width), min(TOKENS - 1, token + width)
-    others = [each for each in world.ring.partitions if each != world.ring.owner_of(token)]
+    (first, last), width = unit_of(world.ring.hash, key), random.choice((0, 0, 1 << 24, 1 << 28))
+    others = [each for each in world.ring.partitions if each != world.ring.owner_of(first)]
+    first, last = max(0, first - width), min(TOKENS - 1, last + width)
     goal = PartitionId(target or random.choice(sorted(others)))
     await world.change(lambda ring: shift_range(ring, first, last, goal))
 

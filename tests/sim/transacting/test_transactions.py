@@ -15,14 +15,13 @@ from kvstore.errors import MetadataError
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Flag
-from kvstore.ring.hashing import MURMUR3
 from kvstore.ring.plan import shift_range
 from kvstore.types import PartitionId
 from tests.sim.clients import Identity, Worker
 from tests.sim.judges.operations import Operation, Status, transaction
 from tests.sim.judges.probes import hits
 from tests.sim.judges.transactions import ACCOUNTS, DEPOSIT
-from tests.sim.moving.moves import World
+from tests.sim.moving.moves import World, unit_of
 from tests.sim.strikes.knobs import Knobs
 from tests.sim.transacting import swarm
 from tests.sim.transacting.accidents import Accident, at_records
@@ -117,10 +116,10 @@ def move(key_of: Keys) -> Callable[[World], Any]:
         random = world.cluster.world.fork("move")
 
         async def shift(key: bytes) -> None:
-            token, owner = MURMUR3.token_of(key), world.ring.partition_of(key)
+            (first, last), owner = unit_of(world.ring.hash, key), world.ring.partition_of(key)
             target = PartitionId(random.choice(sorted(each for each in world.ring.partitions if each != owner)))
             try:
-                await world.change(lambda ring: shift_range(ring, token, token, target))
+                await world.change(lambda ring: shift_range(ring, first, last, target))
             except (ValueError, MetadataError):
                 return  # the key is on its way
 

@@ -103,9 +103,19 @@ def test_beginning_is_no_manifest(length: int) -> None:
         decode(data[: length % len(data)], what="m")
 
 
+def test_manifest_of_slots_has_a_later_format() -> None:
+    hashed = replace(GOLDEN, hash="slots")
+    data = encode(hashed)
+    assert data.startswith(b'{\n "format": 2,\n')
+    assert data.split(b'"sha256": ')[-2].endswith(b' "hash": "slots",\n ')
+    assert decode(data, what="m") == hashed
+    with pytest.raises(Corrupted, match="unknown key hash 'md5'"):
+        decode(encode(replace(GOLDEN, hash="md5")), what="m")
+
+
 def test_manifest_of_a_later_version_is_refused_by_number() -> None:
-    later = encode(GOLDEN).replace(b'"format": 1', b'"format": 2')
-    with pytest.raises(InvalidRequest, match=r"expected format 1 or lower, got 2.*; upgrade kvstore"):
+    later = encode(GOLDEN).replace(b'"format": 1', b'"format": 3')
+    with pytest.raises(InvalidRequest, match=r"expected format 2 or lower, got 3.*; upgrade kvstore"):
         decode(later, what="m")
 
 

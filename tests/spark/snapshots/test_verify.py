@@ -116,6 +116,12 @@ def test_shortened_file_is_found(store: DirectoryStore) -> None:
     ]
 
 
+def test_tokens_are_those_of_the_snapshots_key_hash(store: DirectoryStore) -> None:
+    manifest = full(store, "a", LOG)
+    assert found(store, manifest) == []
+    assert "out of order" in found(store, replace(manifest, hash="slots"))[0]
+
+
 def test_record_of_another_partition_is_found(store: DirectoryStore) -> None:
     manifest = full(store, "a", LOG)
     foreign = next(c for c in LOG if c.partition == "p2" and c.value is not None)

@@ -1,69 +1,46 @@
-"""Cluster commands, and the assignment of slots to nodes.
-
-Every node accepts every command and forwards it, so no client depends on the slots. The slots are divided among the
-servers so that a client spreads its commands over all of them.
-"""
+"""Cluster commands: the table of slots for clients of Redis Cluster."""
 
 from __future__ import annotations
 
-import hashlib
-from binascii import crc_hqx
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 from kvstore.partition.state.commands import Level
-from kvstore.ring.hashing import hash_tag
+from kvstore.ring.hashing import SLOTS, slot_of
 from kvstore.server.redis import replies
 from kvstore.server.redis.commands.performer import Performer
 from kvstore.server.redis.commands.row import OPTIONS_MAX, Command, Family, in_turn, replying
 from kvstore.server.redis.gate import Need
 from kvstore.server.redis.parser import Words
 from kvstore.server.redis.plans import CommandError
-from kvstore.server.routing.backend import Endpoints
+from kvstore.server.redis.slot_table import (
+    Shard,
+    SlotNode,
+    SlotRange,
+    node_id,
+    nodes_of,
+    ranges_by_primary,
+    shards,
+    slot_ranges,
+)
+from kvstore.server.routing.backend import Topology
 from kvstore.types import ServerId
-
-SLOTS = 1 << 14
-
-
-class SlotRange(NamedTuple):
-    """A server and the contiguous slots that it serves, from `first` to `last`."""
-
-    first: int
-    last: int
-    id: bytes
-    """The node id that clients see: forty hexadecimal digits."""
-    host: bytes
-    port: int
-    is_here: bool
-
-
-def slot_ranges(servers: Mapping[ServerId, Endpoints], here: ServerId) -> list[SlotRange]:
-    """Divide all slots among the servers and return the slots of each. Raises CommandError if no server is known."""
-    if not servers:
-        raise CommandError("CLUSTERDOWN no server is known yet")
-    found = []
-    for number, (server, endpoints) in enumerate(sorted(servers.items())):
-        host, _, port = endpoints.resp.rpartition(":")
-        first, last = SLOTS * number // len(servers), SLOTS * (number + 1) // len(servers) - 1
-        found.append(SlotRange(first, last, _id_of(server), host.strip("[]").encode(), int(port), server == here))
-    return found
 
 
 def _cluster(performer: Performer, words: Words) -> bytes:
-    servers, here = performer.server.backend.topology.servers, performer.server.id
+    topology, here = performer.server.backend.topology, performer.server.id
     match words[1].upper(), len(words):
         case b"SLOTS", 2:
-            return replies.array(map(_slots, slot_ranges(servers, here)))
+            return replies.array(map(_slots, slot_ranges(_known(topology))))
         case b"SHARDS", 2:
-            return replies.array(_shard(each, performer.session.protocol) for each in slot_ranges(servers, here))
+            return replies.array(_shard(each, performer.session.protocol) for each in shards(_known(topology)))
         case b"NODES", 2:
-            return replies.bulk(b"".join(map(_line, slot_ranges(servers, here))))
+            return replies.bulk(b"".join(_lines(_known(topology), here)))
         case b"INFO", 2:
-            return replies.bulk(_info(len(servers)))
+            return replies.bulk(_info(topology))
         case b"MYID", 2:
-            return replies.bulk(_id_of(here))
+            return replies.bulk(node_id(here))
         case b"KEYSLOT", 3:
-            return replies.number(crc_hqx(hash_tag(words[2]), 0) % SLOTS)
+            return replies.number(slot_of(words[2]))
         case _:
             raise CommandError(
                 "ERR unknown subcommand or wrong number of arguments. CLUSTER supports INFO, KEYSLOT, MYID, NODES, "
@@ -71,45 +48,65 @@ def _cluster(performer: Performer, words: Words) -> bytes:
             )
 
 
-def _id_of(server: ServerId) -> bytes:
-    return hashlib.sha1(server.encode(), usedforsecurity=False).hexdigest().encode()
+def _known(topology: Topology) -> Topology:
+    """Return the topology. Raises CommandError if it has no server."""
+    if not topology.servers:
+        raise CommandError("CLUSTERDOWN no server is known yet")
+    return topology
 
 
-def _slots(server: SlotRange) -> bytes:
-    node = [replies.bulk(server.host), replies.number(server.port), replies.bulk(server.id), replies.array([])]
-    return replies.array([replies.number(server.first), replies.number(server.last), replies.array(node)])
+def _slots(slots: SlotRange) -> bytes:
+    return replies.array([replies.number(slots.first), replies.number(slots.last), *map(_node, slots.nodes)])
 
 
-def _shard(server: SlotRange, protocol: int) -> bytes:
-    node = {
-        b"id": replies.bulk(server.id),
-        b"port": replies.number(server.port),
-        b"ip": replies.bulk(server.host),
-        b"endpoint": replies.bulk(server.host),
-        b"role": replies.bulk(b"master"),
-        b"replication-offset": replies.ZERO,
-        b"health": replies.bulk(b"online"),
-    }
-    slots = replies.array([replies.number(server.first), replies.number(server.last)])
-    return replies.mapping({b"slots": slots, b"nodes": replies.array([replies.mapping(node, protocol)])}, protocol)
+def _node(node: SlotNode) -> bytes:
+    parts = [replies.bulk(node.host), replies.number(node.port), replies.bulk(node.id), replies.array([])]
+    return replies.array(parts)
 
 
-def _line(server: SlotRange) -> bytes:
-    flags = b"myself,master" if server.is_here else b"master"
-    values = (server.id, server.host, server.port, server.port, flags, server.first, server.last)
-    return b"%b %b:%d@%d %b - 0 0 0 connected %d-%d\n" % values
+def _shard(shard: Shard, protocol: int) -> bytes:
+    nodes = [
+        replies.mapping(
+            {
+                b"id": replies.bulk(node.id),
+                b"port": replies.number(node.port),
+                b"ip": replies.bulk(node.host),
+                b"endpoint": replies.bulk(node.host),
+                b"role": replies.bulk(b"replica" if number else b"master"),
+                b"replication-offset": replies.ZERO,
+                b"health": replies.bulk(b"online"),
+            },
+            protocol,
+        )
+        for number, node in enumerate(shard.nodes)
+    ]
+    slots = replies.array(replies.number(slot) for span in shard.ranges for slot in span)
+    return replies.mapping({b"slots": slots, b"nodes": replies.array(nodes)}, protocol)
 
 
-def _info(servers: int) -> bytes:
+def _lines(topology: Topology, here: ServerId) -> list[bytes]:
+    """Return one line for each server. A server leads some partitions and follows in others, which the format cannot
+    show, so each is a master."""
+    ranges = ranges_by_primary(topology)
+    lines = []
+    for node in nodes_of(topology):
+        flags = b"myself,master" if node.server == here else b"master"
+        slots = b"".join(b" %d-%d" % each for each in ranges.get(node.server, ()))
+        lines.append(b"%b %b:%d@%d %b - 0 0 0 connected%b\n" % (node.id, node.host, node.port, node.port, flags, slots))
+    return lines
+
+
+def _info(topology: Topology) -> bytes:
+    slots = sum(each.last - each.first + 1 for each in slot_ranges(topology))
     facts: Sequence[tuple[str, object]] = (
         ("cluster_enabled", 1),
-        ("cluster_state", "ok" if servers else "fail"),
+        ("cluster_state", "ok" if slots == SLOTS else "fail"),
         ("cluster_slots_assigned", SLOTS),
-        ("cluster_slots_ok", SLOTS),
+        ("cluster_slots_ok", slots),
         ("cluster_slots_pfail", 0),
-        ("cluster_slots_fail", 0),
-        ("cluster_known_nodes", servers),
-        ("cluster_size", servers),
+        ("cluster_slots_fail", SLOTS - slots),
+        ("cluster_known_nodes", len(topology.servers)),
+        ("cluster_size", len(ranges_by_primary(topology))),
     )
     return "".join(f"{name}:{value}\r\n" for name, value in facts).encode()
 
@@ -128,9 +125,10 @@ FAMILY = Family(
     (
         Command(
             *("CLUSTER", "Show the cluster and its slots.", in_turn(_cluster), 2, OPTIONS_MAX, Need.LOGIN),
-            differs="Supports INFO, KEYSLOT, MYID, NODES, SHARDS, SLOTS. The slots are divided among the nodes, so "
-            "that clients of Redis Cluster work and use all nodes. No reply is MOVED. Every node serves all keys, so "
-            "a client that sends SCAN, KEYS or DBSIZE to every node gets every key from each of them.",
+            differs="Supports INFO, KEYSLOT, MYID, NODES, SHARDS, SLOTS. A slot belongs to its partition's leader. In "
+            "a cluster with the key hash `murmur3`, the slots are divided among the nodes. NODES shows no replicas. "
+            "The reply is MOVED only with `[redis] redirects = true`. Every node serves all keys, so a client that "
+            "sends SCAN, KEYS or DBSIZE to every node gets every key from each of them.",
         ),
         Command(
             *("READONLY", "Allow stale reads on this connection.", replying(_read_at(Level.STALE)), 1, 1, Need.LOGIN),

@@ -33,7 +33,7 @@ class FastPath:
 
     def __init__(self, server: PipelineServer, session: RespSession, sink: ReplyQueue, in_flight: InFlight) -> None:
         self._server, self._session, self._sink, self._in_flight = server, session, sink, in_flight
-        self._unguarded = server.backend
+        self._unguarded, self._redirects = server.backend, server.redirects
         self.readable: tuple[bytes, ...] | None = None
         """Prefixes of the keys that the user may read; None: all keys. Other operations go through the sink's backend,
         which checks them."""
@@ -60,6 +60,8 @@ class FastPath:
             return False
         size = len(words[2]) if is_set else 0
         if size > VALUE_BYTES_MAX:
+            return False
+        if self._redirects is not None and self._redirects.moved_or_none((key,)) is not None:
             return False
         rounds = in_flight.rounds
         rounds.left -= 1
@@ -140,6 +142,8 @@ class FastPath:
         lengths = list(map(len, keys))
         if not min(lengths) or max(lengths) > KEY_BYTES_MAX or max(map(len, values)) > VALUE_BYTES_MAX:
             return 0
+        if self._redirects is not None and any(self._redirects.moved_or_none((key,)) is not None for key in keys):
+            return 0
         first = sink.issued
         sink.issued = end = first + count
         hazards.writes.update(zip(keys, range(first, end), strict=True))
@@ -154,11 +158,13 @@ class FastPath:
         and return it. Return None if all commands have begun."""
         sink, in_flight, session, readable = self._sink, self._in_flight, self._session, self.readable
         submit, read, rereads = sink.backend.submit, self._unguarded.submit, sink.rereads.reads
-        writes, reads = in_flight.hazards.writes, in_flight.hazards.reads
+        writes, reads, redirects = in_flight.hazards.writes, in_flight.hazards.reads, self._redirects
         for words in waiting:
             name, count = words[0], len(words)
             key: bytes = words[1] if count > 1 else b""
             if not session.is_plain or not 0 < len(key) <= KEY_BYTES_MAX:
+                return words
+            if redirects is not None and not session.level and redirects.moved_or_none((key,)) is not None:
                 return words
             if count == 2 and name in GET_WORDS:
                 if (writes and writes.get(key, -1) >= sink.answered) or in_flight.is_crowded():

@@ -20,6 +20,7 @@ from kvstore.env.networks import network_of
 from kvstore.errors import StoreError
 from kvstore.partition.state.commands import Op
 from kvstore.partition.state.operations import BATCH_RESULT_BYTES_MAX
+from kvstore.partition.state.traits import KEYLESS
 from kvstore.server.access.guard import Guard
 from kvstore.server.access.identities import UserIdentity
 from kvstore.server.redis import replies
@@ -46,6 +47,7 @@ from kvstore.server.redis.plans import (
     value_bytes,
 )
 from kvstore.server.redis.session import RespSession
+from kvstore.server.redis.slot_table import Redirects
 
 log = logging.getLogger(__name__)
 
@@ -183,7 +185,10 @@ class Pipeline:
             handler = command.handler
             if isinstance(handler, Alone):
                 return self._act(handler, words)
-            return self.perform(handler(words, context))
+            plan = handler(words, context)
+            if self.server.redirects is not None and not session.level:
+                self._redirect(self.server.redirects, plan)
+            return self.perform(plan)
         except CommandError as error:
             self.replies.reply(replies.error(str(error)))
             return True
@@ -209,6 +214,20 @@ class Pipeline:
             return False
         handler.act(self, words)
         return True
+
+    def _redirect(self, redirects: Redirects, found: Plan) -> None:
+        """Raise CommandError with MOVED if the client is to send the command to another server."""
+        match found:
+            case Single(op, _):
+                ops: Sequence[Op] = (op,)
+            case Several():
+                ops = found.ops
+            case _:
+                return
+        if ops and not any(op.code in KEYLESS for op in ops):
+            moved = redirects.moved_or_none([op.key for op in ops])
+            if moved is not None:
+                raise CommandError(moved)
 
     def perform(self, found: Plan) -> bool:
         """Execute a plan. Return False if it must wait. Raises CommandError."""

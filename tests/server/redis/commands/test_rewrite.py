@@ -20,7 +20,6 @@ from kvstore.server.access.identities import Access
 from kvstore.server.cluster.topology import Member
 from kvstore.server.redis.commands import lock_scripts as scripts
 from kvstore.server.redis.commands import rewrite
-from kvstore.server.redis.commands.cluster import SLOTS, slot_ranges
 from kvstore.server.redis.plans import CommandError
 from kvstore.types import ServerId
 from tests.server.access.tables import table
@@ -255,21 +254,3 @@ async def test_redis_cluster_client_works(resp: RespPort) -> None:
         await client.set("{t}a", 1)
         assert await client.rename("{t}a", "{t}b")
         assert await client.cluster_keyslot("{t}a") == client.keyslot("t")
-
-
-class At:
-    """The endpoints of a server."""
-
-    grpc = http = zone = ""
-
-    def __init__(self, resp: str) -> None:
-        self.resp = resp
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 7])
-def test_every_slot_belongs_to_one_server(count: int) -> None:
-    servers = {ServerId(f"n{number}"): At(f"[::1]:{7000 + number}") for number in range(count)}
-    found = slot_ranges(servers, ServerId("n0"))
-    assert [slot for share in found for slot in range(share.first, share.last + 1)] == list(range(SLOTS))
-    assert [share.is_here for share in found] == [True] + [False] * (count - 1)
-    assert {share.host for share in found} == {b"::1"}
