@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup browser up down static site docs quick check test sim sims mutants drill drill-counts drill-repairs drill-locks drill-bank bench budget hops loadtest snapshot-demo generate proto reference lock lowest pythons release audit format interop redis-clients
+.PHONY: help setup browser up down static site docs quick check test sim sims mutants drill drill-counts drill-repairs drill-locks drill-bank bench budget hops loadtest snapshot-demo generate proto reference lock lowest pythons release audit format interop redis-clients schedulers
 
 BIN := .venv/bin
 # A node is 400 modules, and the tests start hundreds of nodes: without compiled files each takes 0.6 s more.
@@ -61,6 +61,9 @@ mutants: setup ## break the code on purpose and see that a test notices; NAME=â€
 redis-clients: setup ## the tests that redis-py and go-redis publish, and uses of libraries, against clusters; what is not here is listed with its reason
 	@$(BIN)/python -m tests.redis_clients.redis_py && $(BIN)/python -m tests.redis_clients.go_redis && \
 	  $(BIN)/python -m tests.redis_clients.libraries
+
+schedulers: setup ## three nights with the examples for Airflow and Dagster, each by the real package in an environment of its own
+	@$(BIN)/python -m tests.schedulers.run
 
 interop: setup ## Apache BookKeeper's own software on our bookies and ours on its, 4.17 and 4.18; Maven fetches the jars
 	@for version in $(or $(VERSION),4.17.2 4.18.0); do echo "Apache BookKeeper $$version"; \

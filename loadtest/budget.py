@@ -69,6 +69,9 @@ class Load:
     operations share an entry."""
     is_forwarded: bool = False
     """True if the requests go to the follower, which forwards them to the leader."""
+    is_random: bool = False
+    """True if the keys are spread over all partitions, as most applications' are. The "leader" is then the asked node
+    and the "follower" another one; each of them leads a part of the keys."""
 
 
 BUDGET = (
@@ -76,6 +79,7 @@ BUDGET = (
     Load("SET, 50 connections", "SET", 50, 1, 5_000),
     Load("SET, 50 connections, pipeline 16", "SET", 50, 16, 16_000, (14, 5)),
     Load("SET, 50 connections, forwarded", "SET", 50, 1, 5_000, is_forwarded=True),
+    Load("SET, 50 connections, random keys", "SET", 50, 1, 5_000, is_random=True),
     Load("SET, 50 connections, pipeline 16, forwarded", "SET", 50, 16, 16_000, (8, 16), is_forwarded=True),
     Load("put, AsyncClient, 50 in flight", "put", 50, 1, 5_000),
     Load("put, AsyncClient, 1,000 in flight", "put", 1_000, 1, 20_000, (18, 7)),
@@ -209,7 +213,7 @@ async def run_load(load: Load, address: str, tag: str, connect: Connect = connec
     closes a connection."""
     rounds = load.operations // (load.connections * load.pipeline)
     verb, rest = (b"GET", ()) if load.command == "GET" else (b"SET", (VALUE,))
-    prefix = b"{%b}" % tag.encode()
+    prefix = b"" if load.is_random else b"{%b}" % tag.encode()
 
     async def connection(number: int) -> None:
         made = await connect(address)
@@ -271,14 +275,14 @@ class Budget:
         before = {role: self._spent(node) for role, node in both.items()}
         self._run(load, asked)
         after = {role: self._spent(node) for role, node in both.items()}
-        if (leading := self._leading(lead)) is None:
+        if self._leading(lead) is None:
             return []
-        began, entries = time.monotonic(), leading["entries"]
+        began, entries = time.monotonic(), self._entries(load)
         counted = self._counted(lambda: self._run(load, asked))
         took_s = time.monotonic() - began
-        if (leading := self._leading(lead)) is None:
+        if self._leading(lead) is None:
             return []
-        entries = leading["entries"] - entries
+        entries = self._entries(load) - entries
         idle = self._counted(lambda: time.sleep(took_s))
         found = []
         for (role, node), most in zip(both.items(), load.budget or (None, None), strict=True):
@@ -328,6 +332,16 @@ class Budget:
             times, switches, io = process.cpu_times(), process.num_ctx_switches(), process.io_counters()
         kernel = io.read_count + io.write_count
         return times.user + times.system, switches.voluntary, kernel, status(node)["bookie"]["syncs"]
+
+    def _entries(self, load: Load) -> int:
+        """Return the number of entries that the leaders of the load's keys have appended."""
+        leads = [status(node)["partitions"] for node in self._cluster.load().nodes]
+        return sum(
+            each["leading"]["entries"]
+            for node in leads
+            for partition, each in node.items()
+            if each.get("leading") and (load.is_random or partition == self._partition)
+        )
 
     def _leading(self, node: NodePlace) -> dict[str, Any] | None:
         """Return the node's report on the partition that it leads; None if it does not lead it."""

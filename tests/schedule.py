@@ -29,6 +29,7 @@ LONG_S = {
     "tests/upgrade/test_rolling.py": 80,
     "tests/cluster/test_redis_transactions.py": 75,
     "tests/loadtest/generator/test_small_redis.py": 80,
+    "tests/cluster/test_balance.py": 90,
     "tests/spark/end_to_end/test_executors.py": 70,
     "tests/loadtest/generator/test_locust.py": 65,
     "tests/cluster/test_transactions.py": 60,

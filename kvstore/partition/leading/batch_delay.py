@@ -5,9 +5,11 @@ once. While work waits for a processor, the leader delays small entries; the lon
 them. The result is fewer and larger entries, which leave processor time for other work. Operations save more time there
 than the delay costs them.
 
-The delay ends once as many operations are pending as when the last full delay expired: their callers wait for answers
-now, and no other caller is known. While a partition is pinned, a client reads all of it with the remaining processor
-time, so delays are as long as allowed (docs/design/0006-batching-delay.md).
+The delay ends once as many operations are queued as after the last full delay, because no other caller is known.
+Operations of small entries in flight do not count. Otherwise the callers of a partition would form two groups, each of
+which leaves while the other one is in flight, and their entries would hold half as many operations. While a partition
+is pinned, a client reads all of it with the remaining processor time, so delays are as long as allowed
+(docs/design/0006-batching-delay.md).
 """
 
 from __future__ import annotations
@@ -39,18 +41,22 @@ class BatchDelay:
         """Until this time, few operations wait for more."""
         self._has_held = False
         self._expected = 0
-        """Operations that were queued or in flight when the last full delay expired."""
+        """Number of operations for which a delay waits. It rises to the number that the last full delay has gathered,
+        and falls towards a lower number by a quarter of the difference, because callers of several partitions come in
+        varying numbers."""
         self._cut_short = CUT_SHORT_MAX
         """Number of delays that have ended early since the last full delay."""
 
-    def begin(self, now: float, here: int, starved: float, *, is_pinned: bool = False) -> None:
-        """Record that an entry is sent. `here` is the number of its operations plus the operations already in flight.
+    def begin(self, now: float, items: int, under_way: int, starved: float, *, is_pinned: bool = False) -> None:
+        """Record that an entry of `items` operations is sent, while `under_way` others are not acknowledged yet.
         `starved` is the fraction of time in which the event loop waits for a processor."""
         if self.last_took >= 0.0:
             self._took += (self.last_took - self._took) * SMOOTHING
             self.last_took = -1.0
         if self._has_held and now > self.ends - TICK_S:
-            self._expected, self._cut_short = here, 0
+            present = _present(items, under_way)
+            self._expected = max(present, self._expected - (self._expected - present + 3) // 4)
+            self._cut_short = 0
         self._has_held = False
         if starved <= STARVED_FROM:
             self.ends = now
@@ -70,8 +76,15 @@ class BatchDelay:
         left = min(self.ends - now, DELAY_MAX_S)
         if left < TICK_S or items >= ENOUGH_ITEMS or size >= ENOUGH_BYTES:
             return 0.0
-        if items + under_way >= self._expected and self._cut_short < CUT_SHORT_MAX:
+        if (present := _present(items, under_way)) >= self._expected and self._cut_short < CUT_SHORT_MAX:
             self._cut_short += 1
+            self._expected = present
             return 0.0
         self._has_held = True
         return left
+
+
+def _present(items: int, under_way: int) -> int:
+    """Return how many operations are here. Those in flight count only if they are many: their entries are large enough,
+    and the disks would be idle if the next one waited for them."""
+    return items + (under_way if under_way >= ENOUGH_ITEMS else 0)

@@ -443,7 +443,7 @@ class Leader:
         if decided.entry is not None:
             starved = 0.0 if decided.rest else self._env.starved()
             self._batch_delay.begin(
-                now, len(decided.replies) + self._under_way, starved, is_pinned=bool(self._state.pinned_views.by_pin)
+                now, len(decided.replies), self._under_way, starved, is_pinned=bool(self._state.pinned_views.by_pin)
             )
             self._append(decided.entry, decided.replies, taken.arrivals[0][0])
         elif decided.needs_proof:

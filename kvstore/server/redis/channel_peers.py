@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from typing import Annotated
 
 import msgspec
@@ -90,7 +90,7 @@ class ChannelPeers:
         env: Env,
         server: ServerId,
         peers: PeerCalls,
-        servers: Callable[[], Iterable[ServerId]],
+        servers: Callable[[], Collection[ServerId]],
         channels: Channels,
     ) -> None:
         """`servers` returns the servers of the cluster."""
@@ -122,6 +122,9 @@ class ChannelPeers:
 
     async def _drain(self, server: ServerId, outbox: _Outbox) -> None:
         while outbox.messages:
+            if server not in self._servers():  # it has left the cluster
+                self.dropped += len(outbox.messages)
+                break
             taken = outbox.take()
             try:
                 await self._peers.call(server, CHANNELS, PUBLISH, _encoder.encode(taken), TIMEOUT_S)

@@ -29,7 +29,7 @@ def used_to(took_s: float) -> BatchDelay:
     rest = BatchDelay()
     for _ in range(500):
         rest.last_took = took_s
-        rest.begin(0.0, 2, 0.0)
+        rest.begin(0.0, 2, 0, 0.0)
     return rest
 
 
@@ -39,21 +39,21 @@ def used_to(took_s: float) -> BatchDelay:
 @pytest.mark.parametrize(("starved", "part"), [(0.0, 0.0), (0.1, 0.0), (0.175, 0.5), (0.25, 1.0), (1.0, 1.0)])
 def test_delay_grows_as_processors_run_short(starved: float, part: float) -> None:
     rest = used_to(TOOK_S)
-    rest.begin(10.0, 2, starved)
+    rest.begin(10.0, 2, 0, starved)
     assert rest.left(10.0, 1, 100, 0) == pytest.approx(part * FULL_S)
 
 
 def test_delay_is_full_while_the_partition_is_pinned() -> None:
     rest = used_to(0.0)
-    rest.begin(10.0, 2, 1.0, is_pinned=True)
+    rest.begin(10.0, 2, 0, 1.0, is_pinned=True)
     assert rest.left(10.0, 1, 100, 0) == DELAY_MAX_S
-    rest.begin(20.0, 2, 0.0, is_pinned=True)
+    rest.begin(20.0, 2, 0, 0.0, is_pinned=True)
     assert rest.left(20.0, 1, 100, 0) == 0, "with idle processors nothing waits"
 
 
 def test_delay_ends_in_time() -> None:
     rest = used_to(TOOK_S)
-    rest.begin(10.0, 2, 1.0)
+    rest.begin(10.0, 2, 0, 1.0)
     assert rest.left(10.0 + FULL_S - 2 * TICK_S, 1, 100, 0) == pytest.approx(2 * TICK_S)
     assert rest.left(10.0 + FULL_S - TICK_S / 2, 1, 100, 0) == 0, "less than a timer's step cannot be waited for"
     assert rest.left(10.0 + FULL_S, 1, 100, 0) == 0
@@ -62,20 +62,20 @@ def test_delay_ends_in_time() -> None:
 def test_delay_is_zero_at_first_and_while_entries_are_quick() -> None:
     assert BatchDelay().left(10.0, 1, 100, 0) == 0
     rest = used_to(0.0)
-    rest.begin(10.0, 2, 1.0)
+    rest.begin(10.0, 2, 0, 1.0)
     assert rest.left(10.0, 1, 100, 0) == 0
 
 
 def test_delay_is_bounded_for_any_durations_and_clocks() -> None:
     rest = used_to(30.0)
-    rest.begin(10.0, 2, 1.0)
+    rest.begin(10.0, 2, 0, 1.0)
     assert rest.left(10.0, 1, 100, 0) == DELAY_MAX_S
     assert rest.left(-1000.0, 1, 100, 0) == DELAY_MAX_S
 
 
 def test_large_entry_is_not_delayed() -> None:
     rest = used_to(TOOK_S)
-    rest.begin(10.0, 2, 1.0)
+    rest.begin(10.0, 2, 0, 1.0)
     assert rest.left(10.0, ENOUGH_ITEMS - 1, ENOUGH_BYTES - 1, 0) > 0
     assert rest.left(10.0, ENOUGH_ITEMS, 100, 0) == rest.left(10.0, 1, ENOUGH_BYTES, 0) == 0
 
@@ -83,7 +83,7 @@ def test_large_entry_is_not_delayed() -> None:
 def test_single_slow_entry_hardly_raises_the_delay() -> None:
     rest = used_to(0.0)
     rest.last_took = 0.03
-    rest.begin(10.0, 2, 1.0)
+    rest.begin(10.0, 2, 0, 1.0)
     assert rest.left(10.0, 1, 100, 0) == pytest.approx(ENTRY_INTERVAL * SMOOTHING * 0.03)
 
 
@@ -92,28 +92,68 @@ def test_single_caller_is_delayed_only_now_and_then() -> None:
     held = 0
     for number in range(10 * (CUT_SHORT_MAX + 1)):
         now = 10.0 + number
-        rest.begin(now, 1, 1.0)
+        rest.begin(now, 1, 0, 1.0)
         if rest.left(now, 1, 100, 0) > 0:
             held += 1
-            rest.begin(now + FULL_S, 1, 1.0)
+            rest.begin(now + FULL_S, 1, 0, 1.0)
     assert held == 10
 
 
-def test_delay_ends_when_as_many_are_pending_as_at_the_last_full_delay() -> None:
+def test_delay_ends_when_as_many_are_queued_as_after_the_last_full_delay() -> None:
     rest = used_to(TOOK_S)
-    rest.begin(10.0, 3, 1.0)
+    rest.begin(10.0, 3, 0, 1.0)
     assert rest.left(10.0 + FULL_S / 2, 8, 100, 0) > 0, "their number is unknown"
-    rest.begin(10.0 + FULL_S, 8, 1.0)
-    assert rest.left(10.0 + FULL_S, 2, 100, 5) > 0, "one of the eight callers is still on its way"
-    assert rest.left(10.0 + FULL_S, 3, 100, 5) == rest.left(10.0 + FULL_S, 8, 100, 0) == 0
+    rest.begin(10.0 + FULL_S, 8, 0, 1.0)
+    assert rest.left(10.0 + FULL_S, 7, 100, 0) > 0, "one of the eight callers is still on its way"
+    assert rest.left(10.0 + FULL_S, 8, 100, 0) == 0
+
+
+def test_callers_of_a_small_entry_in_flight_are_awaited() -> None:
+    rest = used_to(TOOK_S)
+    rest.begin(10.0, 3, 0, 1.0)
+    assert rest.left(10.0, 1, 100, 3) > 0
+    rest.begin(10.0 + FULL_S, 8, 5, 1.0)
+    assert rest.left(10.0 + FULL_S, 5, 100, 3) > 0, "the three come back and leave in the same entry"
+    assert rest.left(10.0 + FULL_S, 8, 100, 3) == 0, "the five of the entry before were not counted"
+
+
+def test_callers_of_large_entries_in_flight_are_not_awaited() -> None:
+    rest = used_to(TOOK_S)
+    rest.begin(10.0, 3, 0, 1.0)
+    assert rest.left(10.0, 1, 100, ENOUGH_ITEMS) > 0, "their number is unknown"
+    rest.begin(10.0 + FULL_S, 10, ENOUGH_ITEMS, 1.0)
+    assert rest.left(10.0 + FULL_S, 10, 100, ENOUGH_ITEMS - 1) > 0
+    assert rest.left(10.0 + FULL_S, 10, 100, ENOUGH_ITEMS) == 0
+
+
+def test_fewer_callers_are_awaited_after_some_full_delays() -> None:
+    rest = used_to(TOOK_S)
+    now, awaited = 10.0, []
+    rest.begin(now, 3, 0, 1.0)
+    for gathered in (40, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8):
+        assert rest.left(now, 7, 100, 0) > 0
+        now += FULL_S
+        rest.begin(now, gathered, 0, 1.0)
+        awaited.append(next(items for items in range(ENOUGH_ITEMS) if rest.left(now, items, 100, 0) == 0))
+    assert awaited == [40, 32, 26, 21, 17, 14, 12, 11, 10, 9, 8, 8]
+
+
+def test_more_callers_than_awaited_are_awaited_from_then_on() -> None:
+    rest = used_to(TOOK_S)
+    rest.begin(10.0, 3, 0, 1.0)
+    assert rest.left(10.0, 1, 100, 0) > 0
+    rest.begin(10.0 + FULL_S, 8, 0, 1.0)
+    assert rest.left(10.0 + FULL_S, 12, 100, 0) == 0
+    rest.begin(10.0 + FULL_S, 12, 0, 1.0)
+    assert rest.left(10.0 + FULL_S, 11, 100, 0) > 0
 
 
 def test_early_end_does_not_count_as_the_number_of_callers() -> None:
     rest = used_to(TOOK_S)
-    rest.begin(10.0, 3, 1.0)
+    rest.begin(10.0, 3, 0, 1.0)
     assert rest.left(10.0, 2, 100, 0) > 0
     rest.end()
-    rest.begin(10.0 + FULL_S / 2, 2, 1.0)
+    rest.begin(10.0 + FULL_S / 2, 2, 0, 1.0)
     assert rest.left(10.0 + FULL_S / 2, 2, 100, 0) > 0
 
 
@@ -121,14 +161,14 @@ def test_next_full_delay_finds_more_callers() -> None:
     rest = used_to(TOOK_S)
     now = 10.0
     for here in (1, 1, 40):
-        rest.begin(now, 1, 1.0)
+        rest.begin(now, 1, 0, 1.0)
         for _ in range(CUT_SHORT_MAX if now > 10.0 else 0):
             assert rest.left(now, 1, 100, 0) == 0, "a single caller"
         assert rest.left(now, 1, 100, 0) > 0
         now += FULL_S
-        rest.begin(now, here, 1.0)
+        rest.begin(now, here, 0, 1.0)
     assert rest.left(now, 39, 100, 0) > 0
-    assert rest.left(now, 39, 100, 1) == 0
+    assert rest.left(now, 40, 100, 0) == 0
 
 
 # ── the leader ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -173,6 +173,19 @@ async def test_messages_go_to_the_servers_of_the_moment(world: World) -> None:
     assert world.links.calls == [(THIRD, [(b"a", b"y")])]
 
 
+async def test_messages_to_a_server_that_has_left_are_dropped(world: World) -> None:
+    world.links.gate.clear()
+    for number in range(20):
+        world.channels.publish(b"a", b"%d" % number)
+        await world.settle()
+    world.servers = [HERE, THIRD]
+    world.links.gate.set()
+    await world.settle()
+    assert world.links.to(SECOND) == [[(b"a", b"0")]]
+    assert len(world.links.to(THIRD)) == 2
+    assert world.peers.dropped == 19
+
+
 async def test_received_messages_are_delivered_here_and_sent_nowhere(world: World) -> None:
     subscriber = Subscriber()
     world.channels.subscribe(subscriber, [b"a"])

@@ -77,11 +77,15 @@ async def test_charts_are_drawn_and_read_by_keys_under_the_policy(
         assert tab.complaints == []
 
 
+WIDE_SECTIONS = "[...document.querySelectorAll('section')].filter(each => each.scrollWidth > each.clientWidth).length"
+
+
 async def test_page_needs_no_sideways_scrolling_on_a_phone(opened: Opened, tmp_path: Path) -> None:
     async with tab_of("about:blank", tmp_path / "profile") as tab, asyncio.timeout(PATIENCE_S):
         await tab.call("Emulation.setDeviceMetricsOverride", width=390, height=800, deviceScaleFactor=1, mobile=True)
-        await tab.open_until(f"{opened.url}/ui", ["all served"])
-        await tab.evaluate(UNTIL_DRAWN)
-        assert await tab.evaluate("document.documentElement.scrollWidth") == 390
-        wide = "[...document.querySelectorAll('section')].filter(each => each.scrollWidth > each.clientWidth).length"
-        assert await tab.evaluate(wide) == 0
+        for path in ("/partition?id=p1", "/bookie?id=n1-ab", "/users", "/slow", "/snapshots", ""):
+            await tab.open_until(f"{opened.url}/ui{path}", ["kvstore"])
+            if not path:
+                await tab.evaluate(UNTIL_DRAWN)
+            assert await tab.evaluate("document.documentElement.scrollWidth") == 390, path
+            assert await tab.evaluate(WIDE_SECTIONS) == 0, path

@@ -281,13 +281,44 @@ async def test_subscriber_is_disconnected_when_its_right_is_revoked(
         assert resp.server.channels.subscriptions == resp.server.channels.pattern_count == 0
 
 
+async def test_users_share_the_subscriptions_of_a_node(
+    tmp_path: Path, access: Access, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channels, "SUBSCRIPTIONS_MAX", 9)
+    async with (
+        guarded(tmp_path, access) as resp,
+        logged_in(resp, b"tenant") as tenant,
+        logged_in(resp, b"tenant") as same,
+        logged_in(resp, b"reader") as reader,
+    ):
+        await begin(tenant, b"SUBSCRIBE", b"t/1", b"t/2")
+        await begin(same, b"SUBSCRIBE", b"t/1", b"t/2")
+        assert b"of one user or network" in await line_of(same, b"SUBSCRIBE", b"t/3")
+        await begin(reader, b"SUBSCRIBE", b"t/1", b"t/2")
+        assert b"of one user or network" in await line_of(reader, b"SUBSCRIBE", b"t/3")
+
+
+async def test_clients_of_one_network_share_its_subscriptions(resp: RespPort, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channels, "SUBSCRIPTIONS_MAX", 9)
+    async with resp.raw() as first, resp.raw() as second:
+        await begin(first, b"SUBSCRIBE", b"1", b"2")
+        await begin(second, b"SUBSCRIBE", b"1", b"2")
+        assert b"of one user or network" in await line_of(second, b"SUBSCRIBE", b"3")
+        assert await line_of(first, b"RESET") == b"+RESET\r\n"
+        second.writer.write(packed(b"SUBSCRIBE", b"3"))
+        assert await second.read_until(b":3\r\n") == b"*3\r\n$9\r\nsubscribe\r\n$1\r\n3\r\n:3\r\n"
+
+
 async def test_revoked_right_ends_messages_at_once(tmp_path: Path, access: Access) -> None:
     """Connections are closed over several turns of the event loop. Messages of the meantime must not be sent."""
     async with guarded(tmp_path, access) as resp, logged_in(resp, b"tenant") as tenant:
         await begin(tenant, b"SUBSCRIBE", b"t/a")
+        resp.server.channels.publish(b"t/a", b"allowed")
         access.take(table(RevokeRight("owns", Right.READ, b"t/")))
         resp.server.channels.publish(b"t/a", b"secret")
-        assert b"secret" not in await tenant.read_to_end()
+        found = await tenant.read_to_end()
+        assert b"allowed" in found
+        assert b"secret" not in found
 
 
 async def test_queued_message_needs_the_right_at_exec(tmp_path: Path, access: Access) -> None:
