@@ -97,7 +97,7 @@ class Logs:
         draft = self.draft(P1)
         names = [IntentName(each.key, each.seq) for each in intents]
         draft.put(K, value, self.rows.get(K), 0)
-        decision = draft.decision(K, attempt, names, part=1, parts=2)
+        decision = draft.decision(K, attempt, names, part=1, parts=2, since=self.seqs[P1])
         if request:
             draft.answer(RequestId(CLIENT, request, request, 0), 1, (), b"")
         self.log(P1, draft)
@@ -173,7 +173,7 @@ def test_transaction_of_one_partition_may_share_an_entry_with_a_decision() -> No
     intent = logs.intent()
     draft = logs.draft(P1)
     draft.put(K, b"1.", None, 0)
-    decision = draft.decision(K, ATTEMPT, [intent.name], part=1, parts=2)
+    decision = draft.decision(K, ATTEMPT, [intent.name], part=1, parts=2, since=logs.seqs[P1])
     draft.answer(RequestId(CLIENT, 1, 1, 0), 1, (), b"")
     seq = draft.put(K, b"3.", draft.layer.rows[K], 0)
     draft.answer(RequestId(CLIENT, 2, 1, 0), 1, (), b"")
@@ -194,6 +194,34 @@ def test_part_that_changes_nothing_is_noted() -> None:
     draft.answer(RequestId(CLIENT, 1, 1, 0), 1, (), b"")
     logs.log(P1, draft)
     judge(logs, transact((seq,), op=commands.Transact(K, (commands.Put(K, b"1.", 1),)), positions={P1: seq}))
+
+
+def test_delete_of_unknown_outcome_belongs_to_the_part_at_home() -> None:
+    """Without an answer, the state after the delete would fit a delete that changes nothing."""
+    logs = Logs()
+    before = logs.put(P1, K, b"0.")
+    intent = logs.intent()
+    draft = logs.draft(P1)
+    draft.delete(K, logs.rows[K])
+    decision = draft.decision(K, ATTEMPT, [intent.name], part=1, parts=2, since=logs.seqs[P1])
+    draft.answer(RequestId(CLIENT, 1, 1, 0), 1, (), b"")
+    logs.log(P1, draft)
+    logs.resolve(intent)
+    logs.end(decision)
+    op = commands.Transact(K, (commands.Delete(K), commands.Put(L, b"2.")))
+    transacted = judge(logs, transact(None, op=op, status=Status.INFO, ended=float("inf")))
+    (found,) = transacted.found.values()
+    assert (found.begin, found.last) == (before, decision.seq)
+
+
+def test_refused_step_may_name_the_version_of_an_earlier_step() -> None:
+    logs = Logs()
+    seq = logs.put(P1, K, b"1.", request=1)
+    steps = (commands.Put(K, b"1."), commands.Delete(K, Flag.IF_VERSION, seq + 7))
+    op = commands.Transact(K, steps, Flag.INDEPENDENT)
+    judge(logs, transact((seq, ConditionFailed(seq)), op=op, positions={P1: seq}))
+    with pytest.raises(Wrong, match="is answered"):
+        judge(logs, transact((seq, Conflict("locked")), op=op, positions={P1: seq}))
 
 
 def test_aborted_attempt_may_be_followed_by_another() -> None:

@@ -221,7 +221,11 @@ class Transacted:
         entry = logs.entry_of[partition, last]
         time_ms, wrong = logs.times[partition, entry], ""
         after = {key: logs.before(key, last + 1) for key in keys}
-        for begin in range(last - 1, max(-1, last - 2 * len(operation.op.ops) - 3), -1):
+        begins: Sequence[int] = range(last - 1, max(-1, last - 2 * len(operation.op.ops) - 3), -1)
+        if found.commit is not None:  # the log says how many mutations are the transaction's
+            decision = found.commit.decision
+            begins = [decision.seq - decision.record.mutations - 1]
+        for begin in begins:
             mutation = logs.mutations.get((partition, begin + 1))
             if mutation is None or logs.entry_of[partition, begin + 1] != entry:
                 break
@@ -231,7 +235,7 @@ class Transacted:
             count = sum(len(logs.between(key, begin + 1, last)) for key in keys)
             notes = sum(logs.mutations[partition, seq].kind == NOTE for seq in range(begin + 1, last + 1))
             wrong = _differs(operation, before, after, time_ms, range(count, count + notes + 1))
-            if not wrong and (found.commit is None or begin < found.commit.decision.seq):
+            if not wrong:
                 return begin, ""
         return 0, wrong or "no sequence fits"
 
@@ -403,8 +407,10 @@ def told(op: Op, result: Any, written: set[bytes]) -> Any:
     """Return what an answer says besides the sequences that its own transaction took."""
     result = plain(result)
     is_error = isinstance(result, str) or (isinstance(result, tuple) and result[:1] and isinstance(result[0], str))
-    if is_error or result is None:
-        return result
+    if is_error:
+        return result[0] if isinstance(result, tuple) and op.key in written else result
+    if result is None:
+        return None
     match op.code:
         case Code.GET | Code.META:
             return (result[0], result[4]) if op.key in written else result
