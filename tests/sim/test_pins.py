@@ -23,7 +23,7 @@ from kvstore.proto import data_pb2
 from kvstore.proto.pinned_page import lengths_of
 from kvstore.ring import PartitionState
 from kvstore.ring.cover import flaw
-from kvstore.ring.hashing import TOKENS
+from kvstore.ring.hashing import HASHES, TOKENS
 from kvstore.server import app
 from kvstore.server.feed.pins import PinKeeper
 from kvstore.server.grpc.data import Data
@@ -96,7 +96,7 @@ class Reader:
 
     async def pin(self, pin: str, ttl_ms: int = TTL_MS) -> data_pb2.PinResponse | None:
         node = self._random.choice(self._cluster.nodes)
-        request = data_pb2.PinRequest(id=pin, ttl_ms=ttl_ms)
+        request = data_pb2.PinRequest(id=pin, ttl_ms=ttl_ms, hashes=list(HASHES))
         found = await self._at(node, lambda served: _keeper(served).pin(request))
         return found if isinstance(found, data_pb2.PinResponse) else None
 
