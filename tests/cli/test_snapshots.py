@@ -129,7 +129,7 @@ def _renamed(store: DirectoryStore) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (_future, "expected format 1 or lower, got 9, written by a later version; upgrade kvstore"),
+        (_future, "expected format 2 or lower, got 9, written by a later version; upgrade kvstore"),
         (_no_parent, "b continues a, which is missing"),
         (_damaged, "damaged: its checksum does not match; restore it from a copy"),
         (_renamed, "belongs to snapshot c; snapshots cannot be renamed"),

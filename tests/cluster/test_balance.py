@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kvstore.loadtest.generator.choosers import Ranks
-from kvstore.ring import Ring, new_ring
+from kvstore.ring import SLOTS_HASH, new_ring
 from kvstore.server.balance.judge import HIGH
 from kvstore.types import PartitionId, ServerId
 from tests.cluster.harness import Cluster, running_cluster
@@ -46,7 +46,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def skewed_names() -> tuple[list[str], float]:
     """Return keys, the most popular first, with which a new cluster is skewed, and max/mean of its servers' load."""
     servers = dict.fromkeys((ServerId(f"n{i + 1}") for i in range(NODES)), "")
-    ring: Ring = new_ring([PartitionId(f"p{i + 1}") for i in range(PARTITIONS)], servers, 3)
+    ring = new_ring([PartitionId(f"p{i + 1}") for i in range(PARTITIONS)], servers, 3, SLOTS_HASH)
     ranks = Ranks(KEYS)
     best: tuple[float, list[str]] = 0.0, []
     for attempt in range(200):

