@@ -51,8 +51,8 @@ from tests.partition.one_partition import TIME_MS, Partition
 from tests.sim.moving.moves import keys_in
 
 MOVING, STAYING = TokenSpan(0, TOKENS // 2 - 1), TokenSpan(TOKENS // 2, TOKENS - 1)
-M1, M2 = keys_in(MOVING, 2, b"m")
-S1, S2 = keys_in(STAYING, 2, b"s")
+M1, M2 = keys_in(MOVING, 2, b"m", MURMUR3)
+S1, S2 = keys_in(STAYING, 2, b"s", MURMUR3)
 P2 = PartitionId("p2")
 CLIENT = b"c" * 16
 PIN = Position(LedgerId(9), EntryId(4))

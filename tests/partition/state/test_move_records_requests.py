@@ -36,7 +36,7 @@ from tests.partition.one_partition import TIME_MS, UNKNOWN, Partition
 from tests.sim.moving.moves import keys_in
 
 MOVING, STAYING = TokenSpan(0, TOKENS // 2 - 1), TokenSpan(TOKENS // 2, TOKENS - 1)
-MOVING_KEYS, STAYING_KEYS = keys_in(MOVING, 4, b"m"), keys_in(STAYING, 3, b"s")
+MOVING_KEYS, STAYING_KEYS = keys_in(MOVING, 4, b"m", MURMUR3), keys_in(STAYING, 3, b"s", MURMUR3)
 KEYS = MOVING_KEYS * 2 + STAYING_KEYS
 P1, P2 = PartitionId("p1"), PartitionId("p2")
 CLIENTS = [bytes((65 + number,)) * 16 for number in range(3)]

@@ -382,9 +382,9 @@ async def _scenario(
 # ── one range ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def keys_in(span: TokenSpan, count: int, prefix: bytes) -> tuple[bytes, ...]:
+def keys_in(span: TokenSpan, count: int, prefix: bytes, hash: KeyHash = HASH) -> tuple[bytes, ...]:
     """Return the first `count` keys with this prefix whose tokens are in the range."""
-    found = (key for number in range(1_000_000) if span.holds(HASH.token_of(key := b"%b%d" % (prefix, number))))
+    found = (key for number in range(1_000_000) if span.holds(hash.token_of(key := b"%b%d" % (prefix, number))))
     return tuple(islice(found, count))
 
 
