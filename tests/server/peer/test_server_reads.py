@@ -10,6 +10,8 @@ import pytest
 from kvstore.partition.leading.leader_reads import NOW_BYTES
 from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Code, Get, Level, Meta, Put, Record
+from kvstore.ring import new_ring
+from kvstore.server.cluster.topology import ClusterTopology
 from kvstore.server.peer import frames, server
 from kvstore.server.peer.frames import Lane, Operations, Results
 from kvstore.server.peer.server import PeerConnection
@@ -32,6 +34,7 @@ class Leading:
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
         self.dispatcher = self
+        self.topology = ClusterTopology(new_ring([P1], {N2: ""}, 1))
         self.submitted: list[int] = []
         self.is_known = True
 
