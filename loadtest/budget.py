@@ -83,7 +83,7 @@ BUDGET = (
     Load("SET, 50 connections, pipeline 16, forwarded", "SET", 50, 16, 16_000, (8, 16), is_forwarded=True),
     Load("put, AsyncClient, 50 in flight", "put", 50, 1, 5_000),
     Load("put, AsyncClient, 1,000 in flight", "put", 1_000, 1, 20_000, (18, 7)),
-    Load("GET, 1 connection", "GET", 1, 1, 400, (30, 5)),
+    Load("GET, 1 connection", "GET", 1, 1, 400, (31, 5)),
     Load("GET, 50 connections", "GET", 50, 1, 10_000),
     Load("GET, 50 connections, pipeline 16", "GET", 50, 16, 16_000, (12, 1)),
     Load("GET, 50 connections, forwarded", "GET", 50, 1, 10_000, is_forwarded=True),
