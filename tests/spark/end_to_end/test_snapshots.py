@@ -248,7 +248,7 @@ def test_small_snapshot_needs_no_spark_and_has_the_same_files(
         assert (done.returncode, done.stdout.splitlines()[1:2]) == (0, [f"the store is identical: {_same(client)}"])
         assert "no Java" in command(cluster, "verify", str(store.root), "--store", "--master", "local[1]").stderr
 
-        third = take(spark, cluster, store, instance=last.cluster, split_bytes=2 * SPLIT_BYTES)
+        third = take(spark, cluster, store, instance=last.cluster, split_bytes=SPLIT_BYTES // 4)
         assert_right(cluster, store, third)
         assert len(third.files) > 3
     own = DirectoryStore(tmp_path / "snapshots")
