@@ -42,6 +42,7 @@ from kvstore.partition.state.commands import (
     Record,
     Scan,
     ScanTokens,
+    Transact,
 )
 from kvstore.partition.state.entry import DELETE, NOTE, OF_TRANSACTIONS, Mutation
 from kvstore.ring.hashing import MURMUR3, KeyHash
@@ -270,8 +271,10 @@ class Witness:
                 return found
             raise self._not_so(operation, found)
         fits = self._fits(operation)
-        # A read sees the state between two entries. A condition may be evaluated within an entry.
-        ends = range(self._states.end + 1) if operation.is_write else self._states.entry_ends
+        # A read sees the state between two entries. A condition, and a transaction that only reads, may be evaluated
+        # within an entry, because they take their turn among the writes.
+        is_queued = operation.is_write or isinstance(operation.op, Transact)
+        ends = range(self._states.end + 1) if is_queued else self._states.entry_ends
         for seq in ends[bisect_left(ends, floor) :]:
             if fits(seq):
                 return seq
