@@ -27,9 +27,8 @@ _RUN_FACET = "https://openlineage.io/spec/2-0-2/OpenLineage.json#/$defs/RunFacet
 _TYPES = {"done": "COMPLETE", "interrupted": "ABORT"}
 
 
-def event_of(result: Mapping[str, Any], cluster: str, root: str) -> dict[str, Any]:
-    """Return the event of a result of `nightly`. `cluster` is the id of the cluster, empty if it did not answer;
-    `root` the directory or URL of snapshots."""
+def event_of(result: Mapping[str, Any], cluster: str) -> dict[str, Any]:
+    """Return the event of a result of `nightly`. `cluster` is the id of the cluster, empty if it did not answer."""
     producer = f"https://pypi.org/project/kvstore-log/{version('kvstore-log')}"
     facets: dict[str, Any] = {"kvstore_nightly": {"_producer": producer, "_schemaURL": _RUN_FACET, **result}}
     if result["error"]:
@@ -47,19 +46,19 @@ def event_of(result: Mapping[str, Any], cluster: str, root: str) -> dict[str, An
         "run": {"runId": str(uuid4()), "facets": facets},
         "job": {"namespace": f"kvstore://{cluster or 'unknown'}", "name": "snapshot.nightly"},
         "inputs": [{"namespace": f"kvstore://{cluster}", "name": "records"}] if cluster else [],
-        "outputs": [_output(each, root, producer) for each in result["snapshots"]],
+        "outputs": [_output(each, producer) for each in result["snapshots"]],
     }
 
 
-def _output(snapshot: Mapping[str, Any], root: str, producer: str) -> dict[str, Any]:
-    parts = urlsplit(root)
+def _output(snapshot: Mapping[str, Any], producer: str) -> dict[str, Any]:
+    parts = urlsplit(snapshot["path"])
     if parts.scheme:
-        namespace, folder = f"{parts.scheme}://{parts.netloc}", parts.path.strip("/")
+        namespace, name = f"{parts.scheme}://{parts.netloc}", parts.path.strip("/")
     else:
-        namespace, folder = f"file://{socket.gethostname()}", root
+        namespace, name = f"file://{socket.gethostname()}", snapshot["path"]
     return {
         "namespace": namespace,
-        "name": f"{folder}/{snapshot['id']}".lstrip("/") if parts.scheme else f"{folder}/{snapshot['id']}",
+        "name": name,
         "outputFacets": {
             "outputStatistics": {
                 "_producer": producer,

@@ -14,7 +14,20 @@ from kvstore.cli import snapshot_tools as tools
 from kvstore.cli.cluster import LOCAL, ClusterOptions, Json
 from kvstore.cli.output import as_json
 from kvstore.cli.run_event import event_of, send_or_fault, url_fault
-from kvstore.cli.snapshot_options import Compression, Conf, Master, MetricsFile, Nice, Rate, To
+from kvstore.cli.snapshot_options import (
+    Compression,
+    Conf,
+    Daily,
+    HoldHours,
+    Master,
+    MetricsFile,
+    Monthly,
+    Nice,
+    PinMinutes,
+    Rate,
+    To,
+    Weekly,
+)
 from kvstore.cli.snapshot_taking import Taker
 from kvstore.errors import Corrupted, MetadataUnavailable, Retryable, StoreError
 
@@ -28,7 +41,6 @@ if TYPE_CHECKING:
 OUTCOMES = {"done": 0, "failed": 1, "unavailable": 3, "damaged": 4, "interrupted": 130}
 """Outcomes with their exit codes. 2 is wrong usage."""
 DAY_MS = 86_400_000
-SPLIT_BYTES = 32 << 20
 
 
 def checked_url(url: str | None) -> str | None:
@@ -44,12 +56,10 @@ def nightly(
         int, typer.Option(min=1, help="Also take a full snapshot once the last one is this many days old")
     ] = 7,
     keep: Annotated[int, typer.Option(min=1, help="Number of newest snapshots to keep")] = 2,
-    daily: Annotated[int, typer.Option(min=0, help="Number of days of which to keep the newest snapshot")] = 8,
-    weekly: Annotated[int, typer.Option(min=0, help="Number of weeks of which to keep the newest snapshot")] = 5,
-    monthly: Annotated[int, typer.Option(min=0, help="Number of months of which to keep the newest snapshot")] = 12,
-    hold_hours: Annotated[
-        float, typer.Option(min=0, max=168, help="Hours to retain the logs for the next incremental snapshot")
-    ] = 48.0,
+    daily: Daily = 8,
+    weekly: Weekly = 5,
+    monthly: Monthly = 12,
+    hold_hours: HoldHours = 48.0,
     notify: Annotated[
         str | None,
         typer.Option(
@@ -60,9 +70,7 @@ def nightly(
         ),
     ] = None,
     metrics_file: MetricsFile = None,
-    pin_minutes: Annotated[
-        int, typer.Option(min=1, max=1440, help="Minutes within which a killed job can be resumed")
-    ] = 60,
+    pin_minutes: PinMinutes = 60,
     rate: Rate = 0.0,
     nice: Nice = tools.NICENESS,
     master: Master = tools.AUTO,
@@ -77,31 +85,40 @@ def nightly(
     cluster or the directory did not answer, so run it again, which continues; 4: taken, but files are damaged.
     """
     from kvstore.spark.snapshots.chains import SnapshotRetention
+    from kvstore.spark.snapshots.places import open_store
 
     retention = SnapshotRetention(newest=keep, days=daily, weeks=weekly, months=monthly)
     night = Night()
     try:
-        taker = _taker(
-            night,
-            to,
-            cluster,
-            hold_hours=hold_hours,
+        store = open_store(to)
+        store.check_writable()
+        tools.need_spark("pyarrow")
+        config, instance = tools.cluster_of(cluster)
+        night.taker = Taker(
+            store=store,
+            cluster=cluster,
+            config=config,
+            instance=instance,
+            compression=Compression.zstd,
             pin_minutes=pin_minutes,
+            hold_hours=hold_hours,
             bytes_per_s=rate * (1 << 20),
             master=master,
             conf=conf,
             nice=nice,
+            report=night.warn,
         )
-        _take(night, taker, full_days)
-        _check(night, taker)
-        _prune(night, taker.store, retention)
+        night.take(night.taker, full_days)
+        night.verify(night.taker)
+        night.prune(store, retention)
     except (StoreError, OSError) as error:
         night.fail(error)
     except KeyboardInterrupt:
         night.outcome, night.error = "interrupted", f"interrupted; {tools.how_to_continue(pin_minutes)}"
     if metrics_file is not None:
-        _write_metrics(night, to, metrics_file)
-    _notify(night, to, notify)
+        night.write_metrics(to, metrics_file)
+    if notify is not None:
+        night.notify(notify)
     print(as_json(night.document()) if json else night.text())
     if night.error:
         tools.report(night.error)
@@ -110,18 +127,50 @@ def nightly(
 
 @dataclass(slots=True)
 class Night:
-    """The result of one night, as far as it has come."""
+    """The steps of one night, and their result as far as it has come."""
 
+    taker: Taker | None = None
+    """None until the directory and the cluster have answered."""
     outcome: str = "done"
     error: str | None = None
-    instance: str = ""
-    """Id of the cluster; empty until the cluster has answered."""
-    store: SnapshotStore | None = None
     taken: list[Manifest] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     pruned: PruneResult | None = None
     warnings: list[str] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
+
+    def take(self, taker: Taker, full_days: int) -> None:
+        """Take the incremental snapshot, and a full one if the last full one is `full_days` old. The incremental comes
+        first, so that the day before can be restored to the moment. Raises StoreError."""
+        from kvstore.spark.snapshots.chains import complete_until_ms
+
+        newest = taker.take(incremental=True, full_instead=lambda why: tools.full_instead(why, self.warn))
+        self.taken.append(newest)
+        days = (complete_until_ms(newest) - complete_until_ms(_chain(taker.store, newest)[0])) / DAY_MS
+        if round(days) >= full_days:  # timers are never on time, so a night is a day give or take half a day
+            self.taken.append(taker.take(incremental=False))
+
+    def verify(self, taker: Taker) -> None:
+        """Verify the new snapshots with all that they build on. If an incremental one is of no use because something
+        that it builds on is damaged, take a full one. Raises Corrupted if anything is damaged, StoreError."""
+        chains = {each.id: each for new in self.taken for each in _chain(taker.store, new)}
+        self.problems = tools.problems_of(taker.store, list(chains.values()))
+        if not self.problems:
+            return
+        found = f"{len(self.problems)} files are damaged or missing; nothing was removed"
+        if self.taken[-1].parent is not None:
+            self.taken.append(taker.take(incremental=False))
+            self.problems += tools.problems_of(taker.store, self.taken[-1:])
+            found = f"{found}, and a full snapshot was taken: {self.taken[-1].id}"
+        raise Corrupted(found)
+
+    def prune(self, store: SnapshotStore, retention: SnapshotRetention) -> None:
+        """Remove the snapshots that the retention does not keep. Raises StoreError, OSError."""
+        from kvstore.spark.snapshots.prune import prune
+
+        with tools.Bar() as progress:
+            self.pruned = prune(store, retention, progress)
+        tools.report_busy(self.pruned.busy)
 
     def warn(self, text: str) -> None:
         """Note and report something that does not change the outcome."""
@@ -135,110 +184,46 @@ class Night:
         self.outcome = "damaged" if is_damage else "unavailable" if passes else "failed"
         self.error = str(error) or type(error).__name__
 
+    def write_metrics(self, to: str, path: Path) -> None:
+        """Write the state of the directory, whatever the outcome. An error does not change the outcome."""
+        from kvstore.cli.snapshot_metrics import write_metrics
+        from kvstore.spark.snapshots.inventory import inventory_of
+        from kvstore.spark.snapshots.places import store_at
+
+        try:
+            write_metrics(path, inventory_of(store_at(to)[0]))
+        except (StoreError, OSError) as error:
+            self.warn(f"{path} could not be written: {error}")
+
+    def notify(self, url: str) -> None:
+        """Send the result. An error does not change the outcome."""
+        event = event_of(self.document(), self.taker.instance if self.taker else "")
+        if fault := send_or_fault(url, event):
+            self.warn(f"the run event could not be sent: {fault}")
+
     def document(self) -> dict[str, Any]:
-        store = self.store
+        """Return the result for `--json` and for the run event."""
+        path_of = self.taker.store.folder if self.taker else None
         return {
             "outcome": self.outcome,
             "exit_code": OUTCOMES[self.outcome],
             "error": self.error,
-            "snapshots": [{**tools.document(each), "path": str(store.folder(each.id))} for each in self.taken if store],
-            "problems": [{"snapshot": each.snapshot, "path": each.path, "what": each.what} for each in self.problems],
+            "snapshots": [{**tools.document(each), "path": str(path_of(each.id))} for each in self.taken if path_of],
+            "problems": tools.problem_rows(self.problems),
             "pruned": tools.pruned_document(self.pruned) if self.pruned else None,
             "warnings": self.warnings,
             "seconds": round(time.monotonic() - self.began, 1),
         }
 
     def text(self) -> str:
+        """Return the result in lines."""
         lines = [f"{each.id}: {tools.sentence(each)}" for each in self.taken]
-        lines += [f"{each.snapshot}/{each.path} {each.what}" for each in self.problems]
-        if self.pruned is not None:
-            lines += [f"removed {name}" for name in (*self.pruned.removed, *self.pruned.remains)]
+        lines += tools.problem_lines(self.problems)
+        lines += tools.pruned_lines(self.pruned) if self.pruned is not None else []
         return "\n".join([*lines, f"{self.outcome}, {self.document()['seconds']} s"])
-
-
-def _taker(night: Night, to: str, cluster: ClusterOptions, **options: Any) -> Taker:
-    """Find the directory and the cluster. Raises StoreError."""
-    from kvstore.spark.snapshots.places import open_store
-
-    night.store = open_store(to)
-    night.store.check_writable()
-    tools.need_spark("pyarrow")
-    config, night.instance = tools.cluster_of(cluster)
-    return Taker(
-        store=night.store,
-        cluster=cluster,
-        config=config,
-        instance=night.instance,
-        compression=Compression.zstd,
-        split_bytes=SPLIT_BYTES,
-        report=night.warn,
-        **options,
-    )
-
-
-def _take(night: Night, taker: Taker, full_days: int) -> None:
-    """Take the incremental snapshot, and a full one if the last full one is `full_days` old. The incremental comes
-    first, so that the day before can be restored to the moment. Raises StoreError."""
-    from kvstore.spark.snapshots.chains import complete_until_ms
-
-    newest = taker.take(incremental=True, full_instead=lambda why: tools.full_instead(why, night.warn))
-    night.taken.append(newest)
-    days = (complete_until_ms(newest) - complete_until_ms(_chain(taker.store, newest)[0])) / DAY_MS
-    if round(days) >= full_days:  # timers are never on time, so a night is a day give or take half a day
-        night.taken.append(taker.take(incremental=False))
-
-
-def _check(night: Night, taker: Taker) -> None:
-    """Verify the new snapshots with all that they build on. If an incremental one is of no use because something that
-    it builds on is damaged, take a full one. Raises Corrupted if anything is damaged, StoreError."""
-    night.problems = _problems(taker.store, [each for new in night.taken for each in _chain(taker.store, new)])
-    if not night.problems:
-        return
-    found = f"{len(night.problems)} files are damaged or missing; nothing was removed"
-    if night.taken[-1].parent is not None:
-        night.taken.append(taker.take(incremental=False))
-        night.problems += _problems(taker.store, [night.taken[-1]])
-        found = f"{found}, and a full snapshot was taken: {night.taken[-1].id}"
-    raise Corrupted(found)
-
-
-def _problems(store: SnapshotStore, manifests: Sequence[Manifest]) -> list[Problem]:
-    from kvstore.spark.snapshots.verify import problems_of
-
-    once = list({each.id: each for each in manifests}.values())
-    with tools.Bar() as progress:
-        counted = tools.ProgressCounter(progress, "verifying", sum(each.rows for each in once))
-        return list(problems_of(store, once, counted))
 
 
 def _chain(store: SnapshotStore, newest: Manifest) -> Sequence[Manifest]:
     from kvstore.spark.snapshots.chains import chain_of
 
     return chain_of(store.load_chain(newest.id), newest.id)
-
-
-def _prune(night: Night, store: SnapshotStore, retention: SnapshotRetention) -> None:
-    from kvstore.spark.snapshots.prune import prune
-
-    with tools.Bar() as progress:
-        night.pruned = prune(store, retention, progress)
-    tools.report_busy(night.pruned.busy)
-
-
-def _write_metrics(night: Night, to: str, path: Path) -> None:
-    """Write the state of the directory, whatever the outcome. An error does not change the outcome."""
-    from kvstore.cli.snapshot_metrics import write_metrics
-    from kvstore.spark.snapshots.inventory import inventory_of
-    from kvstore.spark.snapshots.places import store_at
-
-    try:
-        write_metrics(path, inventory_of(store_at(to)[0]))
-    except (StoreError, OSError) as error:
-        night.warn(f"{path} could not be written: {error}")
-
-
-def _notify(night: Night, to: str, url: str | None) -> None:
-    """Send the result. An error does not change the outcome."""
-    root = str(night.store.root) if night.store else to
-    if url is not None and (fault := send_or_fault(url, event_of(night.document(), night.instance, root))):
-        night.warn(f"the run event could not be sent: {fault}")

@@ -91,6 +91,13 @@ Upto = Annotated[
     ),
 ]
 Nice = Annotated[int, typer.Option("--nice", min=0, max=19, help="Niceness of Spark processes on this machine")]
+PinMinutes = Annotated[
+    int, typer.Option("--pin-minutes", min=1, max=1440, help="Minutes within which a killed job can be resumed")
+]
+HoldHours = Annotated[
+    float,
+    typer.Option("--hold-hours", min=0, max=168, help="Hours to retain the logs for the next incremental snapshot"),
+]
 Rate = Annotated[float, typer.Option("--rate", min=0, help="Maximum MiB of records per second; 0 means no limit")]
 Examples = Annotated[int, typer.Option("--show", min=0, help="Maximum number of differing keys to show")]
 Daily = Annotated[int, typer.Option("--daily", min=0, help="Number of days of which to keep the newest snapshot")]

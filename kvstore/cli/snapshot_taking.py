@@ -32,7 +32,8 @@ class Taker:
     instance: str
     """Id of the cluster."""
     compression: str
-    split_bytes: int
+    split_mib: float = tools.SPLIT_MIB
+    """Approximate uncompressed MiB in each file."""
     pin_minutes: int
     hold_hours: float
     bytes_per_s: float
@@ -57,7 +58,7 @@ class Taker:
             instance=self.instance,
             parent=tools.base_or_none(self.store, parent, self.instance, full_instead) if continues else None,
             compression=self.compression,
-            split_bytes=self.split_bytes,
+            split_bytes=int(self.split_mib * (1 << 20)),
             pin_ttl_s=self.pin_minutes * 60.0,
             bytes_per_s=self.bytes_per_s,
         )

@@ -41,6 +41,7 @@ NICENESS = 10
 TIMEOUT_S = 60.0
 """Seconds that a job survives an outage of the cluster."""
 FIND_S = 10.0
+SPLIT_MIB = 32
 NOT_CHECKED = 3
 EXIT = "-XX:+ExitOnOutOfMemoryError"
 """A driver with a thread that ended because it was out of memory would wait for that thread forever."""
@@ -116,7 +117,7 @@ def how_to_continue(pin_minutes: int) -> str:
 
 
 def report(text: str) -> None:
-    """Report something that does not change the result of the command."""
+    """Print a line on standard error."""
     print(f"kvstore: {text}", file=sys.stderr)
 
 
@@ -246,7 +247,7 @@ def checking() -> Iterator[None]:
     try:
         yield
     except (StoreError, OSError) as error:
-        print(f"kvstore: not checked: {error or type(error).__name__}", file=sys.stderr)
+        report(f"not checked: {error or type(error).__name__}")
         raise typer.Exit(NOT_CHECKED) from None
 
 
@@ -258,7 +259,7 @@ def reporting_errors(interrupted: str = "") -> Iterator[None]:
     except OSError as error:
         raise ConfigError(str(error)) from None
     except KeyboardInterrupt:
-        print(f"kvstore: interrupted{interrupted and ': '}{interrupted}", file=sys.stderr)
+        report(f"interrupted{interrupted and ': '}{interrupted}")
         raise
 
 
@@ -354,6 +355,11 @@ def pruned_document(done: PruneResult) -> dict[str, Any]:
     }
 
 
+def pruned_lines(done: PruneResult, verb: str = "removed") -> list[str]:
+    """Return a line for each snapshot and folder that `prune` removed."""
+    return [f"{verb} {name}" for name in (*done.removed, *done.remains)]
+
+
 def report_busy(names: Sequence[str]) -> None:
     """Report the snapshots that `prune` could not remove this time."""
     for name in names:
@@ -369,6 +375,25 @@ def sentence(manifest: Manifest) -> str:
     return f"{what}, {manifest.rows} rows in {len(manifest.files)} files, {manifest.size_bytes / 2**20:.1f} MiB"
 
 
+def problems_of(store: SnapshotStore, chain: Sequence[Manifest]) -> list[Problem]:
+    """Read these snapshots and return their damage, with a progress bar. Raises StoreError, OSError."""
+    from kvstore.spark.snapshots import verify
+
+    with Bar() as progress:
+        counted = ProgressCounter(progress, "verifying", sum(each.rows for each in chain))
+        return list(verify.problems_of(store, chain, counted))
+
+
+def problem_rows(problems: Sequence[Problem]) -> list[dict[str, str]]:
+    """Return the rows of a document about damage."""
+    return [{"snapshot": each.snapshot, "path": each.path, "what": each.what} for each in problems]
+
+
+def problem_lines(problems: Sequence[Problem]) -> list[str]:
+    """Return a line for each damaged file."""
+    return [f"{each.snapshot}/{each.path} {each.what}" for each in problems]
+
+
 def verdict_document(
     chain: Sequence[Manifest], problems: Sequence[Problem], found: Differences | None
 ) -> dict[str, Any]:
@@ -376,14 +401,14 @@ def verdict_document(
     return {
         "snapshots": [each.id for each in chain],
         "rows": sum(each.rows for each in chain),
-        "problems": [{"snapshot": each.snapshot, "path": each.path, "what": each.what} for each in problems],
+        "problems": problem_rows(problems),
         "store": difference_document(found) if found is not None else None,
     }
 
 
 def verdict(chain: Sequence[Manifest], problems: Sequence[Problem], found: Differences | None) -> str:
     """Return the findings of `verify` as text."""
-    lines = [f"{each.snapshot}/{each.path} {each.what}" for each in problems]
+    lines = problem_lines(problems)
     if problems:
         lines.append("Restore the files from a copy, or take a new full snapshot.")
     rows = sum(each.rows for each in chain)

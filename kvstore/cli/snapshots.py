@@ -19,10 +19,12 @@ from kvstore.cli.snapshot_options import (
     Conf,
     Daily,
     Examples,
+    HoldHours,
     Master,
     MetricsFile,
     Monthly,
     Nice,
+    PinMinutes,
     Rate,
     SnapshotId,
     To,
@@ -67,16 +69,12 @@ def create(
         typer.Option("--or-full", help="With --incremental: take a full snapshot if there is nothing to continue"),
     ] = False,
     parent: Annotated[str | None, typer.Option(help="Id of the snapshot to continue; default: the newest")] = None,
-    hold_hours: Annotated[
-        float, typer.Option(min=0, max=168, help="Hours to retain the logs for an incremental snapshot after this one")
-    ] = 0.0,
+    hold_hours: HoldHours = 0.0,
     compression: Annotated[Compression, typer.Option(help="Compression of the files")] = Compression.zstd,
     split_mib: Annotated[
         float, typer.Option(min=0.01, max=4096, help="Approximate uncompressed MiB in each file")
-    ] = 32,
-    pin_minutes: Annotated[
-        int, typer.Option(min=1, max=1440, help="Minutes within which a killed job can be resumed")
-    ] = 15,
+    ] = tools.SPLIT_MIB,
+    pin_minutes: PinMinutes = 15,
     rate: Rate = 0.0,
     nice: Nice = tools.NICENESS,
     master: Master = tools.AUTO,
@@ -103,7 +101,7 @@ def create(
         config=config,
         instance=instance,
         compression=compression,
-        split_bytes=int(split_mib * (1 << 20)),
+        split_mib=split_mib,
         pin_minutes=pin_minutes,
         hold_hours=hold_hours,
         bytes_per_s=rate * (1 << 20),
@@ -183,16 +181,14 @@ def verify(
     """
     with tools.checking():
         tools.need_spark("pyarrow")
-        from kvstore.spark.snapshots import chains, verify
+        from kvstore.spark.snapshots import chains
 
         try:
             store, chain, cut = tools.chosen(where, wanted, at, position)
         except Corrupted as error:
-            print(f"kvstore: damaged: {error}", file=sys.stderr)
+            tools.report(f"damaged: {error}")
             raise typer.Exit(1) from None
-        with tools.Bar() as progress:
-            counted = tools.ProgressCounter(progress, "verifying", sum(each.rows for each in chain))
-            problems = list(verify.problems_of(store, chain, counted))
+        problems = tools.problems_of(store, chain)
         found = None
         if against_store and not problems:
             config, instance = tools.cluster_of(cluster)
@@ -297,8 +293,7 @@ def prune(
     if json:
         print(as_json({**tools.pruned_document(done), "dry_run": dry_run}))
     else:
-        verb = "would remove" if dry_run else "removed"
-        print("\n".join([f"{verb} {name}" for name in [*done.removed, *done.remains]] or ["nothing to do"]))
+        print("\n".join(tools.pruned_lines(done, "would remove" if dry_run else "removed") or ["nothing to do"]))
         if dry_run:
             print("\n".join(f"would keep {name}: {', '.join(tags)}" for name, tags in sorted(done.kept.items())))
 
