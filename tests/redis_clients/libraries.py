@@ -126,6 +126,9 @@ USES = (
     Use("bullmq", "queues", "node_bullmq", SCRIPT, SCRIPT),
 )
 
+_CLUSTER_MODE = (
+    "clients of the same protocol, also in [cluster mode](../how-to/use-a-redis-client.md#use-a-cluster-client)"
+)
 _SPRING = (
     "`opsForValue`, the cache and listeners of channels send commands that work; `opsForHash`, repositories and Spring "
     "Session need hashes"
@@ -133,7 +136,7 @@ _SPRING = (
 KNOWN = (
     ("go-redis", "143 of its tests pass (`make redis-clients`)"),
     ("redsync (Go)", "its scripts are known"),
-    ("Jedis, Lettuce", "clients of the same protocol; use them without their cluster mode"),
+    ("Jedis, Lettuce", _CLUSTER_MODE),
     ("Spring Data Redis", _SPRING),
     ("Redisson", "buckets and topics send commands that work; its locks, maps and queues need Lua scripts on hashes"),
     ("Sidekiq, Resque", "need lists and sets"),
