@@ -12,7 +12,7 @@ from typing import NamedTuple
 from kvstore.proto import admin_pb2
 from kvstore.proto.admin_pb2 import DEGRADED, DOWN, HEALTHY, ClusterReport, Finding, Health, PartitionView
 from kvstore.server.clock.clock_judge import RATE
-from kvstore.server.status.sizes import size
+from kvstore.server.status.sizes import count, size
 
 BEHIND_MAX = 100_000
 """Mutations a replica may lag behind its leader. Applying them takes some seconds if the replica has to lead."""
@@ -86,11 +86,11 @@ def health_of(report: ClusterReport, findings: Sequence[Finding]) -> Health:
         nodes, partitions = len(report.nodes), len(to_serve(report))
         return Health(
             grade=HEALTHY,
-            text=f"healthy: {_count(nodes, 'node')}, {_count(partitions, 'partition')}, all served",
+            text=f"healthy: {count(nodes, 'node')}, {count(partitions, 'partition')}, all served",
         )
     first = max(findings, key=lambda finding: finding.grade)
     state = "not all partitions served" if first.grade == DOWN else "degraded, all partitions served"
-    more = f" (and {_count(len(findings) - 1, 'more finding')})" if len(findings) > 1 else ""
+    more = f" (and {count(len(findings) - 1, 'more finding')})" if len(findings) > 1 else ""
     next_step = f". Next: {first.next_step}" if first.next_step else ""
     return Health(grade=first.grade, text=f"{state}: {first.subject}: {first.reason}{more}{next_step}")
 
@@ -159,7 +159,7 @@ def _too_few_bookies(report: ClusterReport) -> Iterator[Finding]:
     if not report.bookies:
         return
     writable = _writable(report)
-    of = f"{writable} of {_count(len(report.bookies), 'bookie')} accept writes"
+    of = f"{writable} of {count(len(report.bookies), 'bookie')} accept writes"
     step = "start the bookies that are down, free space on full ones, or add a bookie"
     if writable < report.ack_quorum:
         yield _finding(DOWN, "no_ack_quorum", "the log", f"{of}, but a write needs {report.ack_quorum}", step)
@@ -177,7 +177,7 @@ def _silent_nodes(report: ClusterReport) -> Iterator[Finding]:
     for node in report.nodes:
         if not node.no_answer:
             continue
-        has = f"; it has {_count(len(node.holds), 'replica')}" if node.holds else ""
+        has = f"; it has {count(len(node.holds), 'replica')}" if node.holds else ""
         if _BAD_CERTIFICATE in node.no_answer:
             step = (
                 f"replace the certificate of {node.id} by one of the cluster's authority for this address; no restart"
@@ -295,7 +295,7 @@ def _bookies(report: ClusterReport) -> Iterator[Finding]:
         is_needed = bookie.node not in there or bookie.lacking_ledgers or unknown
         if bookie.state == "away" and bookie.node not in silent and is_needed:
             named = (
-                f"; copies of {_count(bookie.lacking_ledgers, 'ledger')} are missing" if bookie.lacking_ledgers else ""
+                f"; copies of {count(bookie.lacking_ledgers, 'ledger')} are missing" if bookie.lacking_ledgers else ""
             )
             yield _finding(
                 DEGRADED,
@@ -324,7 +324,7 @@ def _bookies(report: ClusterReport) -> Iterator[Finding]:
                 DEGRADED,
                 "bookie_limbo",
                 name,
-                f"it may have lost entries of {_count(bookie.limbo_ledgers, 'ledger')}; they are being repaired",
+                f"it may have lost entries of {count(bookie.limbo_ledgers, 'ledger')}; they are being repaired",
                 "follow the repair with `kvstore autorecovery status`",
             )
         if bookie.refused_other_entry:
@@ -332,7 +332,7 @@ def _bookies(report: ClusterReport) -> Iterator[Finding]:
                 DEGRADED,
                 "bookie_conflict",
                 name,
-                f"it refused {_count(bookie.refused_other_entry, 'add')} because it has another payload for the "
+                f"it refused {count(bookie.refused_other_entry, 'add')} because it has another payload for the "
                 "entry: a "
                 "ledger id was used twice",
                 "follow docs/how-to/back-up-and-restore-metadata.md",
@@ -405,7 +405,7 @@ def _copies(report: ClusterReport) -> Iterator[Finding]:
             DEGRADED,
             "copies_at_risk",
             "the log",
-            f"{_count(copies.at_risk, 'ledger')} {_have(copies.at_risk)} fewer copies on running bookies than an ack "
+            f"{count(copies.at_risk, 'ledger')} {_have(copies.at_risk)} fewer copies on running bookies than an ack "
             "quorum: one more failure can lose data",
             f"start {', '.join(away[:NAMED_MAX]) or 'the bookies that are down'} before anything else; `kvstore fsck` "
             "names the ledgers",
@@ -414,7 +414,7 @@ def _copies(report: ClusterReport) -> Iterator[Finding]:
         foreign = report.copies.lacking_foreign
         of_others = f", {foreign:,} of them written by other clients of the bookies" if foreign else ""
         lacking = (
-            f"{_count(copies.lacking, 'ledger')} {'is' if copies.lacking == 1 else 'are'} under-replicated{of_others}"
+            f"{count(copies.lacking, 'ledger')} {'is' if copies.lacking == 1 else 'are'} under-replicated{of_others}"
         )
         if copies.lacking == report.copies.lacking and report.copies.age_s >= COUNT_AGE_TOLD_S:
             lacking += f", according to a count {report.copies.age_s / 60:.0f} min ago"
@@ -473,7 +473,7 @@ def _repairs(report: ClusterReport) -> Iterator[Finding]:
             DEGRADED,
             "ledgers_unreadable",
             "the log",
-            f"no good copy was found of some entries in {_count(report.repair.unreadable, 'ledger')}",
+            f"no good copy was found of some entries in {count(report.repair.unreadable, 'ledger')}",
             "run `kvstore fsck`, and bring back the bookies that had the copies",
         )
     if report.copies.unreadable:
@@ -481,7 +481,7 @@ def _repairs(report: ClusterReport) -> Iterator[Finding]:
             DEGRADED,
             "ledger_metadata_unreadable",
             "the log",
-            f"the metadata of {_count(report.copies.unreadable, 'ledger')} cannot be read, so their copies are unknown",
+            f"the metadata of {count(report.copies.unreadable, 'ledger')} cannot be read, so their copies are unknown",
             "run `kvstore fsck` to see which",
         )
     for partition in report.partitions:
@@ -490,7 +490,7 @@ def _repairs(report: ClusterReport) -> Iterator[Finding]:
                 DEGRADED,
                 "ledgers_undecodable",
                 f"partition {partition.id}",
-                f"the metadata of {_count(partition.lead.ledgers_undecodable, 'ledger')} cannot be read",
+                f"the metadata of {count(partition.lead.ledgers_undecodable, 'ledger')} cannot be read",
                 "run `kvstore fsck` to see which",
             )
 
@@ -546,8 +546,7 @@ def _transactions(report: ClusterReport) -> Iterator[Finding]:
                 DEGRADED,
                 "transaction_hangs",
                 f"partition {partition.id}",
-                f"transactions hold keys, the oldest for {lead.oldest_intent_s:.0f} s: "
-                f"{_count(lead.intents, 'intent')}",
+                f"transactions hold keys, the oldest for {lead.oldest_intent_s:.0f} s: {count(lead.intents, 'intent')}",
                 f"`kvstore partition intents {partition.id}` names their homes: serve homes without a leader again",
             )
         if lead.oldest_decision_s > HANGING_AFTER_S:
@@ -573,14 +572,14 @@ def _moves(report: ClusterReport) -> Iterator[Finding]:
             subject = f"move {move.id}, {move.source} → {move.target}"
             yield _finding(DEGRADED, "move_stuck", subject, move.stuck, _next_for_move(move, served))
     reported = {move.source for move in report.ring.moves if move.stuck}
-    for (node, partition), count in stuck.items():
+    for (node, partition), moves in stuck.items():
         if partition in reported:
             continue
         yield _finding(
             DEGRADED,
             "move_stuck",
             f"partition {partition} on {node}",
-            f"{_count(count, 'move')} of its keys to other partitions stopped: the copy was wrong three times",
+            f"{count(moves, 'move')} of its keys to other partitions stopped: the copy was wrong three times",
             STUCK_AFTER,
         )
     if report.ring.paused and report.ring.moves:
@@ -588,7 +587,7 @@ def _moves(report: ClusterReport) -> Iterator[Finding]:
             DEGRADED,
             "moves_paused",
             "the ring",
-            f"moves are paused, {_count(len(report.ring.moves), 'move')} remaining",
+            f"moves are paused, {count(len(report.ring.moves), 'move')} remaining",
             "resume them with `kvstore ring resume`",
         )
 
@@ -633,7 +632,7 @@ def _certificates(report: ClusterReport) -> Iterator[Finding]:
             why = f"its new certificate files cannot be used; the certificate in use is valid for {days} days"
             yield _finding(DEGRADED, "certificate_unusable", f"node {node.id}", why, f"read the log of {node.id}")
         elif 0 < tls.left_s < CERTIFICATE_WARN_S:
-            why = f"its certificate expires in {_count(days, 'day')}"
+            why = f"its certificate expires in {count(days, 'day')}"
             step = "replace the files named in its [tls]; no restart is needed"
             yield _finding(DEGRADED, "certificate_expires", f"node {node.id}", why, step)
 
@@ -655,10 +654,6 @@ def _have(number: int) -> str:
 def _named(noun: str, ids: Sequence[str]) -> str:
     more = f" and {len(ids) - NAMED_MAX} more" if len(ids) > NAMED_MAX else ""
     return f"{noun}{'s' if len(ids) != 1 else ''} {', '.join(ids[:NAMED_MAX])}{more}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' if number != 1 else ''}"
 
 
 def _free_for_replicas(disk: admin_pb2.DiskReport) -> str:

@@ -1,6 +1,11 @@
-"""Numbers of bytes in the form in which people read them. Decides only."""
+"""Sizes and counts in the form in which people read them. Decides only."""
 
 from __future__ import annotations
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number of things, for example `1 node` or `1,200 keys`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def size(number: float) -> str:

@@ -21,9 +21,7 @@ WORDS = {
     "per second": rate,
     "bytes per second": lambda value: f"{size(value)}/s",
     "time": took,
-    "mutations": lambda value: f"{value:,.0f}",
-    "operations": lambda value: f"{value:,.0f}",
-    "ledgers": lambda value: f"{value:,.0f}",
+    "count": lambda value: f"{value:,.0f}",
     "share": share,
 }
 """How a value is written, by unit."""
@@ -44,9 +42,9 @@ CHARTS = (
     Chart("get", "Latency of reads, slowest node", "time", (("get p50", "p50"), ("get p99", "p99"))),
     Chart("put", "Latency of writes, slowest node", "time", (("put p50", "p50"), ("put p99", "p99"))),
     Chart("batch", "Latency of client batches, slowest node", "time", (("session p50", "p50"), ("session p99", "p99"))),
-    Chart("queued", "Operations queued at leaders", "operations", (("queued", "queued"),)),
-    Chart("lag", "Largest replica lag", "mutations", (("lag", "lag"),)),
-    Chart("lacking", "Under-replicated ledgers", "ledgers", (("lacking", "under-replicated"),)),
+    Chart("queued", "Operations queued at leaders", "count", (("queued", "queued"),)),
+    Chart("lag", "Maximum replica lag", "count", (("lag", "lag"),)),
+    Chart("lacking", "Under-replicated ledgers", "count", (("lacking", "under-replicated"),)),
     Chart("disk", "Disk used, fullest disk", "share", (("disk_used", "used"),)),
 )
 

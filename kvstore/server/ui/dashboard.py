@@ -27,10 +27,8 @@ READER_S = 60.0
 STREAMS_MAX = 16
 """Maximum number of open pages with updates. A further page is asked to retry and keeps showing what it loaded."""
 
-MayGoOn = Callable[[], Awaitable[bool]]
-
-
 EVENTS = "text/event-stream"
+MayGoOn = Callable[[], Awaitable[bool]]
 
 
 class ShownPeriod(NamedTuple):

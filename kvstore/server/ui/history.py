@@ -48,29 +48,25 @@ class ClusterHistory:
     def __init__(self) -> None:
         self._rings = {name: array("f", bytes(4 * SAMPLES)) for name in SERIES}
         self._times = array("d", bytes(8 * SAMPLES))
-        self._taken = 0
+        self.taken = 0
+        """Number of samples since the start."""
 
     @property
     def size_bytes(self) -> int:
         return sum(len(ring) * ring.itemsize for ring in (*self._rings.values(), self._times))
 
-    @property
-    def taken(self) -> int:
-        """Number of samples since the start."""
-        return self._taken
-
     def covered_s(self, now: float) -> float:
         """Return the age of the oldest sample in seconds; 0 if there is none."""
-        oldest = self._taken % SAMPLES if self._taken >= SAMPLES else 0
-        return now - self._times[oldest] if self._taken else 0.0
+        oldest = self.taken % SAMPLES if self.taken >= SAMPLES else 0
+        return now - self._times[oldest] if self.taken else 0.0
 
     def take(self, report: ClusterReport, now: float) -> None:
         """Store a sample. `now` is a time in seconds that never goes back."""
-        at = self._taken % SAMPLES
+        at = self.taken % SAMPLES
         self._times[at] = now
         for name, value in sample_of(report).items():
             self._rings[name][at] = value
-        self._taken += 1
+        self.taken += 1
 
     def last(self, period_s: float, now: float) -> Samples:
         """Return the samples of the last `period_s` seconds, combined into about POINTS points."""
@@ -84,10 +80,10 @@ class ClusterHistory:
 
     def _groups(self, since: float, at_once: int) -> Iterable[Sequence[int]]:
         """Yield the places of the samples of each point, oldest first, and an empty group for each gap."""
-        places = [number % SAMPLES for number in range(max(0, self._taken - SAMPLES), self._taken)]
+        places = [number % SAMPLES for number in range(max(0, self.taken - SAMPLES), self.taken)]
         group: list[int] = []
         before = math.inf
-        for number, place in enumerate(places, self._taken - len(places)):
+        for number, place in enumerate(places, self.taken - len(places)):
             if self._times[place] < since:
                 continue
             is_late = self._times[place] - before > GAP_S

@@ -13,9 +13,9 @@ from kvstore.coordination_keys import LEADER, LOCK, MEMBER, SESSION, is_coordina
 from kvstore.partition.state.commands import Record
 from kvstore.proto.kv_pb2 import PageResponse
 from kvstore.rpc.http.messages import path_and_query
-from kvstore.server.status.sizes import size
+from kvstore.server.status.sizes import count, size
 from kvstore.server.ui.cells import Cell, Fact, page_path, table
-from kvstore.server.ui.words import count, date, span, text_of
+from kvstore.server.ui.words import date, text_of, when
 
 PAGE_KEYS = 50
 """Number of keys on a page."""
@@ -43,7 +43,7 @@ def keys_page(prefix: bytes, found: PageResponse, now_ms: int) -> dict[str, Any]
             Cell(text_of(key), "wrap", link=page_path("key", key=key)),
             Cell(text_of(record.value[:PREVIEW_BYTES]) + ("…" if len(record.value) > PREVIEW_BYTES else ""), "wrap"),
             Cell(size(len(record.value)), "n"),
-            Cell(expiry(record.expires_ms, now_ms)),
+            Cell(when(record.expires_ms, now_ms)),
         ]
         for key, record in zip(found.keys, found.records, strict=True)
     ]
@@ -78,9 +78,9 @@ def key_page(key: bytes, record: Record | None, form: str, now_ms: int) -> dict[
     page["facts"] = [
         Fact("size", f"{size(len(value))}" if len(value) < 1024 else f"{size(len(value))} ({len(value):,} bytes)"),
         Fact("version", f"{record.version:,}"),
-        Fact("created by", f"{record.created:,}"),
+        Fact("created at version", f"{record.created:,}"),
         Fact("written", date(record.written_ms)),
-        Fact("expires", expiry(record.expires_ms, now_ms)),
+        Fact("expires", when(record.expires_ms, now_ms)),
     ]
     page["forms"] = [{"name": each, "link": page_path("key", key=key, form=each)} for each in FORMS]
     note = f"The first {size(VALUE_BYTES_MAX)} are shown." if len(value) > VALUE_BYTES_MAX else ""
@@ -131,12 +131,6 @@ def _hex_line(value: bytes, place: int) -> str:
     return f"{place:06x}  {line.hex(' '):<{3 * HEX_WIDTH - 1}}  {text}"
 
 
-def expiry(expires_ms: int, now_ms: int) -> str:
-    if not expires_ms:
-        return "never"
-    return f"in {span((expires_ms - now_ms) / 1000)}" if expires_ms > now_ms else "now"
-
-
 def sessions_page(tag: bytes, found: PageResponse, now_ms: int) -> dict[str, Any]:
     """Return the context of a page of sessions, locks and the other keys of coordination."""
     pairs = [(key, record) for key, record in zip(found.keys, found.records, strict=True) if is_coordination_key(key)]
@@ -145,7 +139,7 @@ def sessions_page(tag: bytes, found: PageResponse, now_ms: int) -> dict[str, Any
             Cell(text_of(key), "wrap", link=page_path("key", key=key)),
             *map(Cell, parts_of(key)),
             Cell(f"{record.created:,}", "n"),
-            Cell(expiry(record.expires_ms, now_ms)),
+            Cell(when(record.expires_ms, now_ms)),
         ]
         for key, record in pairs
     ]

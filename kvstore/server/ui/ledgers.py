@@ -3,13 +3,12 @@ only."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 from kvstore.proto.admin_pb2 import LedgersResponse, LedgerStatus
-from kvstore.server.status.sizes import size
+from kvstore.server.status.sizes import count, size
 from kvstore.server.ui.cells import Cell, page_path, table
-from kvstore.server.ui.words import count
+from kvstore.server.ui.words import date
 
 NEWEST = 500
 """Maximum number of ledgers on a page: the newest ones."""
@@ -77,5 +76,5 @@ def row_of(ledger: LedgerStatus) -> list[Cell]:
         Cell(size(ledger.length) if ledger.state == "CLOSED" else "?", "n"),
         Cell(f"{ledger.ensemble_size}, {ledger.write_quorum}, {ledger.ack_quorum}"),
         Cell(where),
-        Cell(f"{datetime.fromtimestamp(ledger.created_ms / 1000, UTC):%Y-%m-%d %H:%M} UTC"),
+        Cell(date(ledger.created_ms)),
     ]

@@ -9,9 +9,9 @@ from typing import Any
 from kvstore.meta.snapshots import SnapshotRecord
 from kvstore.proto.admin_pb2 import AccessGrant, AccessResponse, SlowLogResponse, SlowOperation, TransactionsResponse
 from kvstore.server.redis.session import ShownClient
-from kvstore.server.status.sizes import size
+from kvstore.server.status.sizes import count, size
 from kvstore.server.ui.cells import Cell, page_path, table
-from kvstore.server.ui.words import count, date, key, span
+from kvstore.server.ui.words import date, key, span, when
 
 ROWS_MAX = 500
 """Maximum number of rows in a table of these pages."""
@@ -151,7 +151,7 @@ def users_page(found: AccessResponse | str, audited: Iterable[Mapping[str, Any]]
         for user in found.users
     ]
     roles = [[Cell(role.name), Cell("; ".join(map(_right, role.grants)) or "none")] for role in found.roles]
-    tokens = [[Cell(each.id), Cell(each.user), Cell(_expiry(each.expires_ms - date_ms))] for each in found.tokens]
+    tokens = [[Cell(each.id), Cell(each.user), Cell(when(each.expires_ms, date_ms))] for each in found.tokens]
     state = "Clients must authenticate." if found.on else "Access control is off: every client may do everything."
     shown = [
         table("users", "Users", ("user", "password", "roles"), users, state),
@@ -164,10 +164,6 @@ def users_page(found: AccessResponse | str, audited: Iterable[Mapping[str, Any]]
 
 def _right(grant: AccessGrant) -> str:
     return f"{grant.right} on {f'keys with the prefix {key(grant.prefix)}' if grant.prefix else 'all keys'}"
-
-
-def _expiry(left_ms: int) -> str:
-    return f"in {span(left_ms / 1000)}" if left_ms > 0 else "expired"
 
 
 AUDIT_COLUMNS = ("time", "who", "from", "call", "arguments", "outcome", "reason")

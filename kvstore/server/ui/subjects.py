@@ -17,13 +17,14 @@ from kvstore.proto.admin_pb2 import (
     ReplicaView,
 )
 from kvstore.proto.data_pb2 import PinsResponse, PinStatus
-from kvstore.server.status.sizes import size
+from kvstore.server.status.sizes import count, size
 from kvstore.server.ui.cells import Cell, Fact, page_path, table
 from kvstore.server.ui.ledgers import COLUMNS as LEDGER_COLUMNS
 from kvstore.server.ui.ledgers import row_of
 from kvstore.server.ui.view import (
     LATENCIES,
     bookie_free,
+    bookie_state,
     bookie_used,
     disk_free,
     findings_of,
@@ -31,9 +32,10 @@ from kvstore.server.ui.view import (
     latencies_of,
     metadata_state,
     moves_of,
+    partition_state,
     state_of,
 )
-from kvstore.server.ui.words import count, rate, span
+from kvstore.server.ui.words import rate, span, when
 
 LEDGERS_SHOWN = 10
 """Number of ledgers on the page of a partition: the newest ones."""
@@ -126,7 +128,7 @@ def _refusals(node: NodeReport) -> list[list[Cell]]:
 def partition_page(
     report: ClusterReport, partition: PartitionView, ledgers: LedgersResponse | str, pins: PinsResponse | str
 ) -> dict[str, Any]:
-    """Return the context of the page of a partition. Instead of its ledgers and its holds there may be a reason why
+    """Return the context of the page of a partition. Instead of its ledgers and its pins there may be a reason why
     they are unknown."""
     moves = [each for each in report.ring.moves if partition.id in (each.source, each.target)]
     hot = hot_keys([partition])
@@ -140,15 +142,14 @@ def partition_page(
             *([moves_of(report, moves)] if moves else []),
             hot,
             _ledgers(partition.id, ledgers),
-            _holds(pins, report.date_ms),
+            _pins(pins, report.date_ms),
         ],
     }
 
 
 def _partition_facts(partition: PartitionView) -> Iterable[Fact]:
     lead = partition.lead
-    is_well = partition.served or partition.state == "retired"
-    yield Fact("state", partition.state if is_well else f"{partition.state}, not served", "good" if is_well else "bad")
+    yield Fact("state", *partition_state(partition))
     leader = partition.leader
     yield Fact("leader", leader or "none", link=page_path("node", id=leader) if leader else "")
     yield Fact("epoch", f"{partition.epoch:,}")
@@ -198,28 +199,25 @@ def _ledgers(partition: str, ledgers: LedgersResponse | str) -> dict[str, Any]:
     return {**found, "more": page_path("ledgers", partition=partition), "more_label": f"All ledgers of {partition}"}
 
 
-HOLD_COLUMNS = ("pin", "holds the log from", "readable at", "replicas that keep it", "ends")
+PIN_COLUMNS = ("pin", "keeps the log from", "readable at", "replicas that keep it", "ends")
 
 
-def _holds(pins: PinsResponse | str, date_ms: int) -> dict[str, Any]:
-    title = "Holds of the log"
+def _pins(pins: PinsResponse | str, date_ms: int) -> dict[str, Any]:
     if isinstance(pins, str):
-        return table("holds", title, HOLD_COLUMNS, [], f"Unknown: {pins}")
-    note = "Snapshots, readers of the change feed and moves hold the log, so that it is not trimmed."
-    rows = [_hold(each, date_ms) for each in pins.pins]
-    return table("holds", title, HOLD_COLUMNS, rows, f"{note} Now there are {count(len(rows), 'hold')}.")
+        return table("pins", "Pins", PIN_COLUMNS, [], f"Unknown: {pins}")
+    note = "Snapshots, readers of the change feed and moves pin the log, so that it is not trimmed."
+    rows = [_pin(each, date_ms) for each in pins.pins]
+    return table("pins", "Pins", PIN_COLUMNS, rows, f"{note} Now there are {count(len(rows), 'pin')}.")
 
 
-def _hold(pin: PinStatus, date_ms: int) -> list[Cell]:
+def _pin(pin: PinStatus, date_ms: int) -> list[Cell]:
     at = f"entry {pin.position_entry} of ledger {pin.position_ledger}" if pin.HasField("position_ledger") else "no"
-    left_s = (pin.deadline_ms - date_ms) / 1000
-    ends = "with its session" if not pin.deadline_ms else f"in {span(left_s)}" if left_s > 0 else "now"
     return [
         Cell(pin.id),
-        Cell(f"ledger {pin.ledger}" if pin.HasField("ledger") else "does not hold it"),
+        Cell(f"ledger {pin.ledger}" if pin.HasField("ledger") else "does not keep it"),
         Cell(at),
         Cell(", ".join(pin.servers) or "none"),
-        Cell(ends),
+        Cell(when(pin.deadline_ms, date_ms) if pin.deadline_ms else "with its session"),
     ]
 
 
@@ -232,7 +230,7 @@ def bookie_page(report: ClusterReport, bookie: BookieReport) -> dict[str, Any]:
     ]
     tables = [
         table("directories", "Directories", DIRECTORY_COLUMNS, map(_directory, bookie.directories)),
-        table("lacking", "Partitions whose ledgers lack copies here", ("partition", "ledgers"), rows),
+        table("lacking", "Partitions with under-replicated ledgers here", ("partition", "ledgers"), rows),
     ]
     return {
         "title": f"Bookie {bookie.id}",
@@ -246,8 +244,7 @@ def bookie_page(report: ClusterReport, bookie: BookieReport) -> dict[str, Any]:
 
 
 def _bookie_facts(bookie: BookieReport) -> Iterable[Fact]:
-    state = f"{bookie.state}, no answer: {bookie.no_answer}" if bookie.no_answer else bookie.state
-    yield Fact("state", state, "good" if bookie.state == "writable" and not bookie.no_answer else "bad")
+    yield Fact("state", *bookie_state(bookie))
     yield Fact("node", bookie.node or "not reported", link=page_path("node", id=bookie.node) if bookie.node else "")
     yield Fact("address", bookie.address or "?")
     yield Fact("zone", bookie.zone or "none")
@@ -279,10 +276,10 @@ def _fact(name: str, cell: Cell) -> Fact:
     return Fact(name, cell.text, cell.tone)
 
 
-def others_of(report: ClusterReport, page: str, **parameters: str) -> list[Mapping[str, str]]:
+def others_of(report: ClusterReport, page: str) -> list[Mapping[str, str]]:
     """Return the addresses of a page at all other nodes that answer and have dashboards."""
     return [
         {"id": node.id, "address": address}
         for node in report.nodes
-        if node.id != report.server and (address := address_of(node.report, page_path(page, **parameters)))
+        if node.id != report.server and (address := address_of(node.report, page_path(page)))
     ]

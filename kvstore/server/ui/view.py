@@ -23,16 +23,16 @@ from kvstore.proto.admin_pb2 import (
 )
 from kvstore.proto.namespaces import KINDS, refusing, shares_of, warning_of
 from kvstore.server.status.health import BEHIND_MAX, copies_of, is_scarce, to_serve
-from kvstore.server.status.sizes import size
+from kvstore.server.status.sizes import count, size
 from kvstore.server.ui.cells import Cell, page_path, table
 from kvstore.server.ui.charts import PERIODS
 from kvstore.server.ui.history import lag_of
 from kvstore.server.ui.picture import ring_of
-from kvstore.server.ui.words import count, date, key, rate, share, span, took
+from kvstore.server.ui.words import date, key, rate, share, span, took
 
 HOT_KEYS_MAX = 10
-SUBJECTS = {"node": "node", "partition": "partition", "bookie": "bookie"}
-"""The page about the subject of a finding, by the first word of the subject."""
+SUBJECTS = ("node", "partition", "bookie")
+"""The first words of the subjects of findings about which there is a page of that name."""
 
 
 def page_of(report: ClusterReport, charts: Sequence[Any] = (), *, period: str = "1h", note: str = "") -> dict[str, Any]:
@@ -100,7 +100,7 @@ def _page_about(subject: str) -> str:
     """Return the path of the page about a subject such as `node n1` or `partition p1 on n2`; empty if there is none."""
     kind, _, rest = subject.partition(" ")
     id_ = rest.partition(" ")[0]
-    return page_path(SUBJECTS[kind], id=id_) if kind in SUBJECTS and id_ else ""
+    return page_path(kind, id=id_) if kind in SUBJECTS and id_ else ""
 
 
 def live_of(report: ClusterReport) -> dict[str, Any]:
@@ -215,12 +215,12 @@ PARTITION_COLUMNS = (
 
 
 def _partition(partition: PartitionView) -> list[Cell]:
-    lead, is_well = partition.lead, partition.served or partition.state == "retired"
+    lead, (state, tone) = partition.lead, partition_state(partition)
     lacking = f" ({lead.ledgers_lacking_copies:,} under-replicated)" if lead.ledgers_lacking_copies else ""
     return [
         Cell(partition.id, link=page_path("partition", id=partition.id)),
-        Cell(partition.state if is_well else f"{partition.state}, not served", "good" if is_well else "bad"),
-        Cell(partition.leader or "none", "" if partition.leader or is_well else "bad"),
+        Cell(state, tone),
+        Cell(partition.leader or "none", "" if partition.leader or tone == "good" else "bad"),
         Cell(rate(lead.ops_per_s), "n", live=f"load {partition.id}"),
         Cell(f"{partition.share:.1%}", "n"),
         Cell(f"{partition.keys:,}", "n"),
@@ -230,6 +230,13 @@ def _partition(partition: PartitionView) -> list[Cell]:
         Cell(f"from {lead.trimmed_sequence:,} on" if lead.trimmed_sequence else "complete"),
         _replicas(partition),
     ]
+
+
+def partition_state(partition: PartitionView) -> tuple[str, str]:
+    """Return (state, tone). A retired partition needs no leader."""
+    if partition.served or partition.state == "retired":
+        return partition.state, "good"
+    return f"{partition.state}, not served", "bad"
 
 
 def _replicas(partition: PartitionView) -> Cell:
@@ -256,10 +263,9 @@ NOT_REPORTED = Cell("not reported")
 
 def _bookie(bookie: BookieReport) -> list[Cell]:
     failed = [f"{each.path}: {each.failure}" for each in bookie.directories if each.failure]
-    state = f"{bookie.state}, no answer: {bookie.no_answer}" if bookie.no_answer else bookie.state
     row = [
         Cell(bookie.id, link=page_path("bookie", id=bookie.id)),
-        Cell(state, "good" if state == "writable" else "bad"),
+        Cell(*bookie_state(bookie)),
         bookie_free(bookie.disk),
         bookie_used(bookie.disk),
     ]
@@ -273,6 +279,12 @@ def _bookie(bookie: BookieReport) -> list[Cell]:
         Cell(f"{bookie.limbo_ledgers:,}", "n warn" if bookie.limbo_ledgers else "n"),
         Cell("; ".join(failed) or "none", "bad" if failed else ""),
     ]
+
+
+def bookie_state(bookie: BookieReport) -> tuple[str, str]:
+    """Return (state, tone)."""
+    state = f"{bookie.state}, no answer: {bookie.no_answer}" if bookie.no_answer else bookie.state
+    return state, "good" if state == "writable" else "bad"
 
 
 def disk_free(disk: DiskReport) -> Cell:

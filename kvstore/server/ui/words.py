@@ -7,10 +7,6 @@ from datetime import UTC, datetime
 KEY_LENGTH_MAX, TEXT_LENGTH_MAX = 60, 200
 
 
-def count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def rate(per_s: float) -> str:
     if 0 < per_s < 0.05:
         return "<0.1/s"
@@ -36,6 +32,13 @@ def share(part: float) -> str:
     if 0 < part < 0.01:
         return "<1%"
     return ">99%" if 0.99 < part < 1 else f"{part:.0%}"
+
+
+def when(at_ms: int, now_ms: int) -> str:
+    """Return when something expires, relative to now; `never` if `at_ms` is 0."""
+    if not at_ms:
+        return "never"
+    return f"in {span((at_ms - now_ms) / 1000)}" if at_ms > now_ms else f"{span((now_ms - at_ms) / 1000)} ago"
 
 
 def date(ms: int) -> str:

@@ -90,7 +90,7 @@ async def test_ledgers_of_a_bookie_are_read_in_pages(opened: Opened) -> None:
     assert "0 of the 3 ledgers" in (await fetch(f"{opened.url}/ui/ledgers?bookie=n9"))[1]
 
 
-def test_partition_page_shows_replicas_moves_ledgers_and_holds() -> None:
+def test_partition_page_shows_replicas_moves_ledgers_and_pins() -> None:
     report = loaded()
     report.partitions[0].replicas[2].behind, report.partitions[0].replicas[1].role = 12, "following"
     report.partitions[0].replicas[2].is_joining = True
@@ -104,7 +104,7 @@ def test_partition_page_shows_replicas_moves_ledgers_and_holds() -> None:
     ]
     assert [row[0] for row in rows(page, "moves")] == ["7"]
     assert [row[0] for row in rows(page, "ledgers")] == [str(number) for number in range(12, 2, -1)]
-    assert rows(page, "holds") == []
+    assert rows(page, "pins") == []
 
 
 def test_node_page_of_a_silent_node_shows_what_is_known() -> None:

@@ -1,4 +1,4 @@
-"""The dashboard's content, made of reports: words, drawings, the last hour."""
+"""The dashboard's content, made of reports: words and drawings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvstore.server.status.health import findings_of, health_of
 from kvstore.server.status.sizes import size
 from kvstore.server.ui.picture import ring_of
 from kvstore.server.ui.view import BOOKIE_COLUMNS, NODE_COLUMNS, live_of, page_of, shape_of
-from kvstore.server.ui.words import key, parts, rate, span, took
+from kvstore.server.ui.words import key, parts, rate, span, took, when
 from tests.server.status.test_health import silent, well
 
 
@@ -170,6 +170,7 @@ def test_numbers_have_readable_units() -> None:
     assert [span(each) for each in (3, 119, 120, 7200, 200_000)] == ["3 s", "119 s", "2 min", "2 h", "2 d"]
     assert [rate(each) for each in (0, 0.01, 0.5, 12_345)] == ["0/s", "<0.1/s", "0.5/s", "12,345/s"]
     assert [took(each) for each in (0.000064, 0.004096, 0.131072)] == ["64 µs", "4.1 ms", "131 ms"]
+    assert [when(each, 70_000) for each in (0, 80_000, 40_000)] == ["never", "in 10 s", "30 s ago"]
     assert key(b"a\n\x1b[\xff") == "a\\n\\x1b[\\xff"
     assert len(key(b"k" * 1000)) == 60
 

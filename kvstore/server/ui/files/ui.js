@@ -34,9 +34,7 @@
     "per second": (value) => number(value) + "/s",
     "bytes per second": (value) => bytes(value) + "/s",
     "time": time,
-    "mutations": number,
-    "operations": number,
-    "ledgers": number,
+    "count": number,
     "share": (value) => digits(value * 100) + "%",
   };
   // Bytes and percents have round steps of their own.
@@ -44,9 +42,8 @@
     "bytes per second": Array.from({ length: 45 }, (_, power) => 2 ** power),
     "time": [1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60],
     "share": [0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5, 1],
-    "mutations": [1, 2, 5, ...Array.from({ length: 12 }, (_, power) => [1, 2, 5].map((each) => each * 10 ** (power + 1))).flat()],
+    "count": [1, 2, 5, ...Array.from({ length: 12 }, (_, power) => [1, 2, 5].map((each) => each * 10 ** (power + 1))).flat()],
   };
-  STEPS.operations = STEPS.ledgers = STEPS.mutations;
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
   const figures = [...document.querySelectorAll(".chart")];
   let drawn = [];
@@ -57,7 +54,7 @@
     return [found.times, ...names.map((name) => found.series[name])];
   };
   const optionsOf = (chart, found) => {
-    const words = WORDS[chart.dataset.unit] ?? number, isRate = chart.dataset.unit.endsWith("per second");
+    const words = WORDS[chart.dataset.unit], isRate = chart.dataset.unit.endsWith("per second");
     const labels = chart.dataset.series.split("|").map((each) => each.split("=")[1]);
     const axis = { stroke: colour("soft"), grid: { stroke: colour("line"), width: 1 }, ticks: { stroke: colour("line"), width: 1 } };
     return {
