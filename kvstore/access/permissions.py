@@ -57,12 +57,17 @@ def permissions_of(table: AccessTable, user: User) -> Permissions:
     return Permissions(user.name, prefixes)
 
 
+def shown_name(name: bytes) -> str:
+    """Format the name of a key or a channel for an error message, truncated to SHOWN_BYTES."""
+    text = ascii(name[:SHOWN_BYTES].decode("utf-8", "backslashreplace"))
+    return f"{text}{'…' if len(name) > SHOWN_BYTES else ''}"
+
+
 def shown_key(key: bytes) -> str:
-    """Format a key for an error message, truncated to SHOWN_BYTES."""
-    text = ascii(key[:SHOWN_BYTES].decode("utf-8", "backslashreplace"))
-    return f"key {text}{'…' if len(key) > SHOWN_BYTES else ''}"
+    """Format a key for an error message."""
+    return f"key {shown_name(key)}"
 
 
 def shown_range(start: bytes, end: bytes) -> str:
     """Format the key range [start, end) for an error message. An empty `end` means up to the last key."""
-    return f"keys from {shown_key(start)[4:]} to {shown_key(end)[4:] if end else 'the last'}"
+    return f"keys from {shown_name(start)} to {shown_name(end) if end else 'the last'}"

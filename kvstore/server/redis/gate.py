@@ -7,7 +7,7 @@ from enum import Enum, auto
 from typing import NamedTuple, assert_never
 
 from kvstore.access import Right
-from kvstore.access.permissions import shown_key
+from kvstore.access.permissions import shown_name
 from kvstore.errors import AccessUnfounded, NotAuthenticated, StoreError
 from kvstore.partition.state.commands import Op
 from kvstore.server.access.identities import OPERATION_NAMES, Access, UserIdentity
@@ -97,7 +97,7 @@ class CommandGate:
             if lacking is None and not permissions.may_all(need.right, start, end):
                 lacking = pattern
         if lacking is not None:
-            raise permissions.refused(need.right, f"{name} of channel{shown_key(lacking)[3:]}")
+            raise permissions.refused(need.right, f"{name} of channel {shown_name(lacking)}")
 
     def _refused(self, call: str, error: StoreError) -> CommandError:
         self._access.refused(self.identity.who, self._address, call, error)

@@ -24,7 +24,7 @@ from kvstore.server.config import Limits
 from kvstore.server.redis import replies
 from kvstore.server.redis.admission import SERVERS_MAX, ClientAdmission
 from kvstore.server.redis.channels import Channels
-from kvstore.server.redis.commands.lock_scripts import Scripts
+from kvstore.server.redis.commands.known_scripts import Scripts
 from kvstore.server.redis.connection import RespConnection
 from kvstore.server.redis.pipeline.inflight_limit import InflightLimit
 from kvstore.server.redis.pipeline.latency import CommandLatency

@@ -19,7 +19,6 @@ from kvstore.server.redis.plans import (
     Context,
     Effect,
     Plan,
-    check_pattern,
     check_value,
 )
 from kvstore.server.routing.keys import literal_prefix, matcher
@@ -96,7 +95,7 @@ def _pubsub_bytes(performer: Performer, words: Words) -> int:
 
 async def _active(performer: Performer, words: Words) -> bytes:
     """Return the channels with subscribers that match and that the user may read."""
-    pattern = check_pattern(words[2]) if len(words) == 3 else b"*"
+    pattern = words[2] if len(words) == 3 else b"*"
     if len(pattern) > PATTERN_BYTES_MAX:
         raise CommandError(f"ERR expected a pattern of at most {PATTERN_BYTES_MAX} bytes, got {len(pattern)}")
     matches, count, size, parts = matcher(pattern), 0, 0, list[bytes]()

@@ -14,7 +14,7 @@ from kvstore.server.access.changes import AdminChanges
 from kvstore.server.access.identities import Access, UserIdentity
 from kvstore.server.access.logins import Logins
 from kvstore.server.redis.channels import Channels
-from kvstore.server.redis.commands.lock_scripts import Scripts
+from kvstore.server.redis.commands.known_scripts import Scripts
 from kvstore.server.redis.gate import CommandGate
 from kvstore.server.redis.parser import Words
 from kvstore.server.redis.plans import Plan

@@ -1,11 +1,11 @@
-"""Script commands: only the scripts of some libraries (lock_scripts.py)."""
+"""Script commands: only the scripts of some libraries (known_scripts.py)."""
 
 from __future__ import annotations
 
 from kvstore.limits import VALUE_BYTES_MAX
 from kvstore.server.redis import replies
 from kvstore.server.redis.commands.asking import atomic
-from kvstore.server.redis.commands.lock_scripts import Call
+from kvstore.server.redis.commands.known_scripts import Call
 from kvstore.server.redis.commands.performer import Performer
 from kvstore.server.redis.commands.row import NO_KEYS, OPTIONS_MAX, Alone, Command, Family, replying, writes
 from kvstore.server.redis.gate import Need

@@ -18,7 +18,7 @@ from redis.asyncio.lock import Lock
 
 from kvstore.server.access.identities import Access
 from kvstore.server.cluster.topology import Member
-from kvstore.server.redis.commands import lock_scripts as scripts
+from kvstore.server.redis.commands import known_scripts as scripts
 from kvstore.server.redis.commands import rewrite
 from kvstore.server.redis.plans import CommandError
 from kvstore.types import ServerId

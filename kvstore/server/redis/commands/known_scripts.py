@@ -101,8 +101,8 @@ async def _if_holder(
     return await rewrite(call.atomic, call.key, decide)
 
 
-def _milliseconds(word: bytes) -> int:
-    value = integer(word)
+def _milliseconds(word: bytes, unit_ms: int = 1) -> int:
+    value = integer(word) * unit_ms
     if not 0 < value < EXPIRES_MS_MAX >> 1:
         raise CommandError("ERR invalid expire time in 'pexpire' command")
     return value
@@ -117,7 +117,7 @@ async def remaining(call: Call) -> bytes:
     (token,) = call.arguments_of(1)
     (found,) = await call.atomic((commands.Get(call.key),))
     value, _, _, _, expires_ms = found or ABSENT
-    left_ms = max(0, expires_ms - call.now_ms()) if found and value == token else 0
+    left_ms = max(0, expires_ms - call.now_ms()) if value == token else 0
     return replies.number(left_ms)
 
 
@@ -165,7 +165,7 @@ async def swap(call: Call) -> bytes:
         unit_ms = {b"EX": 1000, b"PX": 1}.get(ttl[0].upper())
         if unit_ms is None:
             raise CommandError("ERR syntax error")
-        ms = _milliseconds(b"%d" % (integer(ttl[1]) * unit_ms))
+        ms = _milliseconds(ttl[1], unit_ms)
     flags = _IF_VERSION | (_RELATIVE_TTL if ms else 0)
     check_value(value)
     return await _if_holder(
@@ -177,8 +177,7 @@ async def count(call: Call) -> bytes:
     """Add the second argument to the number at the key, and return the sum. A new key gets a time to live of as many
     seconds as the first argument says. A number that was 0 gets it too, in a second step. Of limits' fixed window."""
     seconds, amount = call.arguments_of(2)
-    ms, delta = _milliseconds(b"%d" % (integer(seconds) * 1000)), integer(amount)
-    key = call.key
+    ms, delta, key = _milliseconds(seconds, 1000), integer(amount), call.key
     for _ in range(ATTEMPTS_MAX):
         with suppress(ConditionFailed):
             _, added = await call.atomic((commands.Check(key, int(Flag.IF_PRESENT)), commands.Increment(key, delta)))
