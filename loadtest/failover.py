@@ -1,6 +1,6 @@
 """Measure how long a partition accepts no writes after its leader was killed, and which stage takes the time.
 
-    python -m loadtest.failover [--kills 10] [--metadata zookeeper|etcd] [--out reports/failover.json]
+    python -m loadtest.failover [--kills 20] [--metadata zookeeper|etcd] [--out reports/failover.json]
 
 A cluster of three nodes runs under load, in which every operation is recorded and judged. Leaders are killed with
 SIGKILL in turn. Before every second kill, the node's death watch is killed too, so that the successor has no proof of
@@ -122,7 +122,12 @@ def rows(found: list[Failover]) -> Iterator[dict[str, object]]:
             if times:
                 share = "" if name == "gap" else f"{sum(times) / total:.0%}"
                 row = {"death": "proven" if is_proven else "not proven", "stage": name, "count": len(times)}
-                yield row | {"median_ms": round(median(times)), "least": times[0], "most": times[-1], "share": share}
+                yield row | {
+                    "median_ms": round(median(times)),
+                    "least_ms": times[0],
+                    "most_ms": times[-1],
+                    "share": share,
+                }
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from kvstore.cli.cluster import LOCAL, ClusterOptions, Json
 from kvstore.cli.output import as_json, as_table
 
 if TYPE_CHECKING:
-    from kvstore.proto.admin_pb2 import BalanceResponse, BalanceStep
+    from kvstore.proto.admin_pb2 import BalanceResponse, BalanceServer, BalanceStep
 
 MADE_SHOWN_MAX = 10
 
@@ -47,7 +47,7 @@ def _document(answer: BalanceResponse) -> dict[str, Any]:
         "step": _step(answer.step) if answer.HasField("step") else None,
         "waits": list(answer.waits),
         "goals": {each.goal: each.text for each in answer.notes},
-        "servers": [_server(answer, number) for number in range(len(answer.servers))],
+        "servers": [_server(each) for each in answer.servers],
         "made": [{"age_s": round(each.age_s), "by": each.by, **_step(each.step)} for each in answer.made],
         "budget_left": answer.budget_left,
         "moves_per_hour": answer.moves_per_hour,
@@ -69,8 +69,7 @@ def _step(step: BalanceStep) -> dict[str, Any]:
     }
 
 
-def _server(answer: BalanceResponse, number: int) -> dict[str, Any]:
-    each = answer.servers[number]
+def _server(each: BalanceServer) -> dict[str, Any]:
     return {
         "server": each.id,
         "leads": each.leads,
@@ -93,7 +92,7 @@ def _text(answer: BalanceResponse) -> str:
     else:
         parts += ["nothing to do", *(f"   {each}" for each in answer.waits)]
     parts += ["", *(f"{each.goal}: {each.text}" for each in answer.notes)]
-    parts += ["", as_table([_server(answer, number) for number in range(len(answer.servers))])]
+    parts += ["", as_table([_server(each) for each in answer.servers])]
     if answer.made:
         rows = [
             {"minutes_ago": round(each.age_s / 60), "goal": each.step.goal, "command": each.step.command}

@@ -67,7 +67,7 @@ def up(
         BookieKind | None, typer.Option(help="external: use the bookies that are registered in --metadata")
     ] = None,
     key_hash: Annotated[
-        KeyHashName | None, typer.Option(help="How keys become tokens, for good; default: slots")
+        KeyHashName | None, typer.Option(help="How keys become tokens; cannot be changed later; default: slots")
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Return once the cluster serves")] = False,
     unsafe: Annotated[bool, typer.Option("--unsafe", help="Allow 1 or 2 nodes")] = False,

@@ -280,12 +280,10 @@ def prune(
     from kvstore.spark.snapshots.chains import SnapshotRetention
     from kvstore.spark.snapshots.places import store_at
 
-    if not (keep or daily or weekly or monthly):
-        raise typer.BadParameter(
-            "expected at least one of these options with 1 or more",
-            param_hint="--keep, --daily, --weekly, --monthly",
-        )
-    retention = SnapshotRetention(newest=keep, days=daily, weeks=weekly, months=monthly)
+    try:
+        retention = SnapshotRetention(newest=keep, days=daily, weeks=weekly, months=monthly)
+    except InvalidRequest as error:
+        raise typer.BadParameter(str(error)) from None
     store, _ = store_at(where)
     with tools.reporting_errors("run it again"), tools.Bar() as progress:
         done = job.prune(store, retention, progress, dry_run=dry_run)

@@ -55,10 +55,12 @@ def prefer_leader(ring: Ring, partition: PartitionId, server: ServerId) -> Ring:
     """Make the replica on `server` the partition's preferred leader. The present leader hands over to it. Raises
     ValueError if `server` has no replica of the partition, or has one that is being replaced or still catches up."""
     member = _member(ring, partition)
-    if server not in member.replicas or server in {each for pair in member.replacing for each in pair}:
-        named = {each for pair in member.replacing for each in pair}
-        able = ", ".join(each for each in member.replicas if each not in named)
-        raise ValueError(f"partition {partition}: expected a server with a lasting replica ({able}), got {server}")
+    moving = {each for pair in member.replacing for each in pair}
+    able = [each for each in member.replicas if each not in moving]
+    if server not in able:
+        raise ValueError(
+            f"partition {partition}: expected a server with a lasting replica ({', '.join(able)}), got {server}"
+        )
     if member.replicas[0] == server:
         return ring
     others = (each for each in member.replicas if each != server)

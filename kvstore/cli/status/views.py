@@ -240,7 +240,9 @@ def _balance(report: ClusterReport) -> str:
     found = report.balance
     step = f"next: {found.step}" if found.step else "nothing to do"
     waits = f"; waits: {'; '.join(found.waits)}" if found.step and found.waits else ""
-    return f"balancer: {found.mode}, {found.made_last_hour} of {found.moves_per_hour} steps this hour; {step}{waits}"
+    return (
+        f"balancer: {found.mode}, {found.made_last_hour} of {found.moves_per_hour} steps within the hour; {step}{waits}"
+    )
 
 
 def _copies(report: ClusterReport) -> str:

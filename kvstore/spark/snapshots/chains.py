@@ -228,10 +228,9 @@ def kept(catalogue: Catalogue, retention: SnapshotRetention, held: Collection[st
     return tags
 
 
-def prunable(catalogue: Catalogue, retention: SnapshotRetention, held: Collection[str] = ()) -> list[Manifest]:
+def prunable(catalogue: Catalogue, staying: Collection[str]) -> list[Manifest]:
     """Return the snapshots to remove, children before parents, so that every remaining chain is complete after each
-    removal. Raises what `kept` raises."""
-    staying = kept(catalogue, retention, held)
+    removal. `staying` are the snapshots that `kept` returns."""
     going = [each for each in in_order(catalogue)[::-1] if each.id not in staying]
     return sorted(going, key=lambda each: _depth(catalogue, each), reverse=True)
 

@@ -39,10 +39,10 @@ def prune(
     snapshots to remove may then be the last complete ones. Raises OSError.
     """
     catalogue, held = store.load_all(), store.holds()
-    going = prunable(catalogue, retention, held)
-    for name in sorted(catalogue.keys() - {each.id for each in going} if going else ()):
-        usable_chain(store, catalogue, name)
     tags = kept(catalogue, retention, held)
+    going = prunable(catalogue, tags)
+    for name in sorted(tags) if going else ():
+        usable_chain(store, catalogue, name)
     remains = store.stale_remains(time.time())
     if dry_run:
         names = [each.id for each in going]

@@ -53,26 +53,27 @@ def test_after_each_removal_of_a_pruning_every_chain_is_complete(
     retention = SnapshotRetention(newest=newest, days=days, weeks=weeks, months=months)
     names = {f"s{number:03d}" for number in held}
     left = dict(catalogue)
-    for manifest in prunable(catalogue, retention, names):
+    for manifest in prunable(catalogue, kept(catalogue, retention, names)):
         del left[manifest.id]
         for each in left:
             assert chain_of(left, each)[0].parent is None
     assert newest_or_none(left) == newest_or_none(catalogue)
     assert {each.id for each in in_order(catalogue)[::-1][:newest]} <= left.keys()
     assert names & catalogue.keys() <= left.keys()
-    assert prunable(left, retention, names) == []
-    assert kept(catalogue, retention, names).keys() == left.keys()
+    assert kept(catalogue, retention, names).keys() == kept(left, retention, names).keys() == left.keys()
 
 
 def test_parents_of_a_kept_snapshot_stay() -> None:
     catalogue = line(None, 0, 1, None, 3)
-    assert [each.id for each in prunable(catalogue, SnapshotRetention(newest=1))] == ["s002", "s001", "s000"]
-    assert prunable(line(None, 0, 1, 2), SnapshotRetention(newest=1)) == []
+    staying = kept(catalogue, SnapshotRetention(newest=1))
+    assert [each.id for each in prunable(catalogue, staying)] == ["s002", "s001", "s000"]
+    catalogue = line(None, 0, 1, 2)
+    assert kept(catalogue, SnapshotRetention(newest=1)).keys() == catalogue.keys()
 
 
 def test_newest_of_each_day_is_kept() -> None:
     catalogue = line(*[None] * 60)  # one per hour from 22:13, over four days
-    staying = sorted(catalogue.keys() - {each.id for each in prunable(catalogue, SnapshotRetention(days=3))})
+    staying = sorted(kept(catalogue, SnapshotRetention(days=3)))
     assert staying == ["s025", "s049", "s059"]
 
 
@@ -89,8 +90,11 @@ def test_newest_of_each_month_is_kept_with_its_tag() -> None:
 def test_legal_hold_keeps_a_chain_beyond_the_retention() -> None:
     catalogue = line(None, 0, None)
     rule = SnapshotRetention(newest=1)
-    assert prunable(catalogue, rule, {"s001", "elsewhere"}) == []
-    assert kept(catalogue, rule, {"s001"}) == {"s002": ["newest"], "s001": ["legal hold"], "s000": ["needed by s001"]}
+    assert kept(catalogue, rule, {"s001", "elsewhere"}) == {
+        "s002": ["newest"],
+        "s001": ["legal hold"],
+        "s000": ["needed by s001"],
+    }
 
 
 def test_wrong_date_of_the_machine_that_takes_snapshots_lets_none_go() -> None:
@@ -99,7 +103,7 @@ def test_wrong_date_of_the_machine_that_takes_snapshots_lets_none_go() -> None:
     for number in range(53, 60):
         name = f"s{number:03d}"
         catalogue[name] = replace(catalogue[name], started_ms=EPOCH_MS + number * 400 * 24 * HOUR_MS)
-    staying = sorted(catalogue.keys() - {each.id for each in prunable(catalogue, SnapshotRetention(days=3, weeks=1))})
+    staying = sorted(kept(catalogue, SnapshotRetention(days=3, weeks=1)))
     assert staying == ["s025", "s049", "s059"]
 
 
@@ -112,7 +116,7 @@ def test_chain_that_is_broken_already_is_not_pruned() -> None:
     catalogue = line(None, 0, 1)
     del catalogue["s000"]
     with pytest.raises(Corrupted, match="s001 continues s000"):
-        prunable(catalogue, SnapshotRetention(newest=1))
+        kept(catalogue, SnapshotRetention(newest=1))
 
 
 def test_missing_parent_is_named() -> None:
@@ -239,7 +243,7 @@ def test_snapshot_clock_that_is_set_back_makes_no_snapshot_older() -> None:
     catalogue = line(None, None)
     catalogue["s001"] = replace(catalogue["s001"], started_ms=EPOCH_MS - HOUR_MS)
     assert [each.id for each in in_order(catalogue)] == ["s000", "s001"]
-    assert [each.id for each in prunable(catalogue, SnapshotRetention(newest=1))] == ["s000"]
+    assert list(kept(catalogue, SnapshotRetention(newest=1))) == ["s001"]
 
 
 def test_snapshot_clock_that_is_ahead_promises_no_restore_times() -> None:
