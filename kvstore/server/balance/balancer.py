@@ -165,7 +165,7 @@ class Balancer:
 
     def _forget(self) -> None:
         """Start the observation of imbalances again, because the present state is unknown."""
-        self._patience.lasts_s(None, self._env.clock.now())
+        self._patience.forget()
         self._last = None
 
     # docs/protocol.md H13
@@ -177,7 +177,7 @@ class Balancer:
         seen, record = await self._observe(), await self._records.read()
         now_ms = self._env.clock.date_ms()
         planned = plan(seen, self._config, record, now_ms)
-        lasts_s = self._patience.lasts_s(planned.due, self._env.clock.now())
+        lasts_s = self._patience.lasts_s(planned, self._env.clock.now())
         self._last = planned, record, now_ms
         step = planned.due
         if step is None or lasts_s < self._config.settle_s:
@@ -194,7 +194,7 @@ class Balancer:
         part of the budget."""
         made = Made(step=step, at_ms=now_ms, by=self._node.id)
         await self._records.change(Intent(made=made, config=self._config))
-        self._patience.lasts_s(None, self._env.clock.now())
+        self._patience.forget()
         call, request, work = self._call_of(step, ring_version)
         log.info("balance makes a step command=%r: %s", step.command, step)
         by = CallAuthor(WHO, self._node.id)
