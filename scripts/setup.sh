@@ -107,13 +107,27 @@ same() { [ "$(version .venv/bin/python)" = "$(version "$python")" ]; }
 { .venv/bin/python -m pip --version >/dev/null 2>&1 && { [ -z "${PYTHON:-}" ] && fits .venv/bin/python || same; }; } \
     || "$python" -m venv --clear .venv
 if [ "${1:-}" = --local ]; then
-    lock=requirements-local.lock size="0.8 GB, a minute"
+    lock=requirements-local.lock size="0.3 GB, a minute"
 else
     lock=requirements.lock size="1.7 GB, two minutes"
 fi
 echo "installing the locked dependencies into .venv, Python $(version .venv/bin/python) (the first time: about $size)"
 install --require-hashes -r requirements-build.lock
-install --require-hashes --no-build-isolation -r $lock
-install --no-deps --no-build-isolation -e .
+if [ "${1:-}" != --local ] || .venv/bin/python -c 'import pyspark' 2>/dev/null; then
+    install --require-hashes --no-build-isolation -r $lock
+    install --no-deps --no-build-isolation -e .
+else
+    # A local cluster needs 19 MB of pyspark's 490: ZooKeeper's jars. Only these are kept.
+    part=$(mktemp -d)
+    trap 'rm -rf "$part"' EXIT
+    awk '/^[^ ]/ { left = /^(pyspark|py4j)==/ } !left' $lock >"$part/most.lock"
+    awk '/^[^ ]/ { left = /^pyspark==/ } left' $lock >"$part/pyspark.lock"
+    install --require-hashes --no-build-isolation -r "$part/most.lock"
+    install --no-deps --no-build-isolation -e .
+    TMPDIR=$part .venv/bin/python -m pip download --quiet --no-cache-dir --disable-pip-version-check --no-deps \
+        --no-build-isolation --require-hashes --dest "$part" -r "$part/pyspark.lock"
+    .venv/bin/python -c 'import sys; from pathlib import Path; from kvstore.devcluster.zookeeper import unpack_jars
+unpack_jars(Path(sys.argv[1]))' "$part"/pyspark-*.tar.gz
+fi
 touch .venv/.local
 if [ "${1:-}" != --local ]; then touch .venv/.ready; fi

@@ -1,4 +1,4 @@
-"""Starts a real ZooKeeper server from the jars that pyspark installs. Real processes, real time, blocking.
+"""Starts a real ZooKeeper server from the jars that pyspark contains. Real processes, real time, blocking.
 
     <directory>/zoo.cfg  log4j2.xml  myid  zookeeper.pid  zookeeper.out  zookeeper.log  data/
 
@@ -13,8 +13,11 @@ import itertools
 import os
 import random
 import re
+import shutil
 import socket
 import subprocess
+import sys
+import tarfile
 import tempfile
 from collections.abc import Mapping
 from functools import cache
@@ -115,7 +118,7 @@ def start_standalone(
     """Start a single server with its files in `directory`, and wait until it serves. With `port` 0 it uses a free port.
 
     A `detached` server survives signals to this process's group. `settings` are more lines for zoo.cfg. Raises
-    ConfigError without pyspark or Java, Unavailable.
+    ConfigError without jars or Java, Unavailable.
     """
     directory = directory.resolve()
     process = _launch(directory, _HOST, port or free_port(), settings, detached=detached, environ=environ)
@@ -215,13 +218,41 @@ def _spawn(directory: Path, address: str, *, detached: bool, environ: Mapping[st
 
 
 def jars_folder() -> Path:
-    """Return the folder of pyspark's jars. Raises ConfigError if pyspark is not installed."""
+    """Return the folder with ZooKeeper's jars: the one of this environment, or else that of pyspark. Raises ConfigError
+    if there is neither."""
+    if own_jars().is_dir():
+        return own_jars()
     found = importlib.util.find_spec("pyspark")
     if found is None or found.origin is None:
         raise ConfigError(
             f"ZooKeeper's jars come with pyspark: {install_hint('local')}, or name a ZooKeeper with --zookeeper"
         )
     return Path(found.origin).parent / "jars"
+
+
+def own_jars() -> Path:
+    """Return the folder of this environment into which `scripts/setup.sh --local` unpacks ZooKeeper's jars. They are
+    18 MB of pyspark's 490."""
+    return Path(sys.prefix) / "share" / "kvstore" / "zookeeper"
+
+
+def unpack_jars(archive: Path) -> None:
+    """Replace `own_jars` by those in pyspark's source archive. Raises ConfigError if the archive has no suitable
+    ZooKeeper."""
+    folder = own_jars()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch, tarfile.open(archive) as packed:
+        unpacked = Path(scratch) / "jars"
+        unpacked.mkdir()
+        for member in packed:
+            path = Path(member.name)
+            content = packed.extractfile(member)
+            if content and path.parent.name == "jars" and any(path.match(f"{pattern}.jar") for pattern in _JARS):
+                with (unpacked / path.name).open("wb") as file:
+                    shutil.copyfileobj(content, file)
+        classpath(unpacked)
+        shutil.rmtree(folder, ignore_errors=True)
+        unpacked.rename(folder)
 
 
 def classpath(jars: Path) -> list[Path]:

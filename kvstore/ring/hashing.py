@@ -68,6 +68,11 @@ def slot_of_token(token: int) -> int:
     return token >> _SLOT_BITS
 
 
+def tokens_of_slot(slot: int) -> tuple[int, int]:
+    """Return the first and last token of the slot by the key hash `slots`. One partition owns all of them."""
+    return slot << _SLOT_BITS, (slot + 1 << _SLOT_BITS) - 1
+
+
 def hash_tag(key: bytes) -> bytes:
     """Return the part of a key that determines its partition: the bytes between the first `{` and the next `}`, or the
     whole key if there is no such part. Keys with the same hash tag are always in the same partition."""

@@ -111,8 +111,8 @@ class RedisConfig:
     version 3."""
     redirects: bool = False
     """Answer MOVED to a command whose keys are in a slot that another node leads, so that clients of Redis Cluster
-    refresh their table of slots. Other clients report MOVED as an error. Otherwise the command is forwarded. Without
-    effect unless the cluster's key hash is `slots`."""
+    refresh their table of slots. Other clients report MOVED as an error. Otherwise the command is forwarded. INFO and
+    HELLO then report a cluster. Without effect unless the cluster's key hash is `slots`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

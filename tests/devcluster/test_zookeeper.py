@@ -1,8 +1,10 @@
 import fcntl
+import io
 import os
 import re
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -17,9 +19,11 @@ from kvstore.devcluster.zookeeper import (
     four_letters,
     free_ports,
     jars_folder,
+    own_jars,
     restart,
     start_ensemble,
     start_standalone,
+    unpack_jars,
 )
 from kvstore.errors import ConfigError, Unavailable
 from tests.waiting import wait_until_blocking
@@ -112,7 +116,37 @@ def test_server_serves_in_a_folder_of_any_name(tmp_path: Path) -> None:
         server.kill()
 
 
-def test_without_pyspark_the_error_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def archive_with(folder: Path, *names: str) -> Path:
+    """Return an archive with these files, laid out like the source archive of pyspark."""
+    path = folder / "pyspark-4.tar.gz"
+    with tarfile.open(path, "w:gz") as packed:
+        for name in names:
+            info = tarfile.TarInfo(f"pyspark-4/{name}")
+            info.size = len(name)
+            packed.addfile(info, io.BytesIO(name.encode()))
+    return path
+
+
+def test_only_the_jars_of_a_server_are_unpacked_and_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    own_jars().mkdir(parents=True)
+    (own_jars() / "zookeeper-3.9.4.jar").touch()  # of an earlier installation
+    names = ["deps/jars/zookeeper-3.9.5.jar", "deps/jars/spark-core.jar", "deps/bin/jline-2.14.jar", "pyspark/sql.py"]
+    unpack_jars(archive_with(tmp_path, *names))
+    assert jars_folder() == own_jars()
+    assert {path.name: path.read_text() for path in own_jars().iterdir()} == {"zookeeper-3.9.5.jar": names[0]}
+
+
+def test_archive_without_zookeeper_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    unpack_jars(archive_with(tmp_path, "deps/jars/zookeeper-3.9.5.jar"))
+    with pytest.raises(ConfigError, match=r"3\.9\.5 or newer in .*, got none"):
+        unpack_jars(archive_with(tmp_path, "deps/jars/spark-core.jar"))
+    assert [path.name for path in own_jars().parent.rglob("*.jar")] == ["zookeeper-3.9.5.jar"]
+
+
+def test_without_jars_the_error_names_the_package_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pyspark: run `make setup`"):
         jars_folder()

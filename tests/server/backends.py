@@ -19,7 +19,7 @@ from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.transactions.limits import check_transaction
 from kvstore.ring.builder import new_ring
-from kvstore.ring.hashing import MURMUR3
+from kvstore.ring.hashing import MURMUR3, KeyHash
 from kvstore.server.cluster.topology import ClusterTopology
 from kvstore.server.routing.read_transaction import only_reads_several, read_together
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, Seq, ServerId
@@ -77,10 +77,10 @@ class MemoryLog:
 class LedPartition:
     """A replica that leads, as a dispatcher hosts it."""
 
-    def __init__(self, env: Env, partition: PartitionId) -> None:
+    def __init__(self, env: Env, partition: PartitionId, hash: KeyHash) -> None:
         self.id = partition
         config = PartitionConfig(lease_ms=60_000, expiry_sweep_s=0)
-        self.state = ReplicaState(partition, MemoryEngine(), config)
+        self.state = ReplicaState(partition, MemoryEngine(), config, hash=hash)
         self.state.log_version = versions.LATEST
         self.log = MemoryLog(env)
         self.leader = Leader(env, config, self.state, self.log, lambda _: None)
@@ -108,10 +108,10 @@ class LedPartition:
 class OneServer:
     """A Backend that leads every partition of its ring."""
 
-    def __init__(self, env: Env, partitions: int = 3) -> None:
+    def __init__(self, env: Env, partitions: int = 3, hash: KeyHash = MURMUR3) -> None:
         ids = [PartitionId(f"p{number}") for number in range(1, partitions + 1)]
-        self.topology = ClusterTopology(new_ring(ids, {ServerId("n1"): ""}, 1))
-        self.partitions = {each: LedPartition(env, each) for each in ids}
+        self.topology = ClusterTopology(new_ring(ids, {ServerId("n1"): ""}, 1, hash))
+        self.partitions = {each: LedPartition(env, each, hash) for each in ids}
         self._now = env.clock.now
         self.submitted: list[Op] = []
         """Submitted operations, including reads that were answered at once."""
@@ -174,7 +174,7 @@ class OneServer:
         owners = self.topology.ring.partitions_of(keys)
         if self.failure is not None or self.held_reads is not None or owners.count(owners[0]) < len(keys):
             return NOT_NOW
-        found = self.partitions[owners[0]].read_now(keys, MURMUR3.tokens_of(keys), self._now())
+        found = self.partitions[owners[0]].read_now(keys, self.topology.ring.hash.tokens_of(keys), self._now())
         if found is not NOT_NOW:
             self.submitted += map(Get, keys)
         return found
@@ -203,10 +203,10 @@ class OneServer:
 
 
 @asynccontextmanager
-async def one_server(root: Path, partitions: int = 3) -> AsyncIterator[tuple[Env, OneServer]]:
+async def one_server(root: Path, partitions: int = 3, hash: KeyHash = MURMUR3) -> AsyncIterator[tuple[Env, OneServer]]:
     """Run a OneServer on real ports below `root`."""
     env = real_env(root)
-    backend = OneServer(env, partitions)
+    backend = OneServer(env, partitions, hash)
     await backend.start()
     try:
         yield env, backend

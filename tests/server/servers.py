@@ -22,6 +22,7 @@ from kvstore.meta.store import ensure_path
 from kvstore.partition.election.ranking import LeaderRecord
 from kvstore.ring import codec
 from kvstore.ring.builder import new_ring
+from kvstore.ring.hashing import MURMUR3
 from kvstore.server.cluster.membership import Membership
 from kvstore.server.cluster.topology import Member
 from kvstore.server.config import Limits
@@ -146,7 +147,7 @@ class Servers:
     async def host(self, partition: str, server: str) -> LedPartition:
         """Let a replica serve, whatever the znode says."""
         there = self.servers[server]
-        replica = LedPartition(there.env, PartitionId(partition))
+        replica = LedPartition(there.env, PartitionId(partition), MURMUR3)
         await replica.leader.start()
         there.hosted[PartitionId(partition)] = replica
         there.dispatcher.host(PartitionId(partition), replica)

@@ -26,6 +26,9 @@ AGAIN_S = 0.05
 GIVE_UP_S = 1.0
 """Seconds after which no further attempt begins. The process ends ATTEMPT_S later at the latest."""
 READ_BYTES = 64 << 10
+IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGABRT, signal.SIGUSR1, signal.SIGUSR2)
+"""Supervisors and terminals send these to all processes of a service. systemd sends SIGABRT if a node hangs. By default
+SIGQUIT and SIGABRT would also write the certificate into a core file while the node runs."""
 
 
 def last_words(pidfd: int) -> dict[str, Any]:
@@ -92,8 +95,8 @@ def _wrapped(plain: socket.socket, host: str, tls: dict[str, Any]) -> socket.soc
 
 
 def main() -> None:
-    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(each, signal.SIG_IGN)  # supervisors and terminals signal all processes of a service
+    for each in IGNORED:
+        signal.signal(each, signal.SIG_IGN)
     words = last_words(int(sys.argv[1]))
     if words:
         send(words)

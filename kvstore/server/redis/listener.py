@@ -14,6 +14,7 @@ from kvstore.env.networks import network_of
 from kvstore.env.shares import Shares
 from kvstore.namespaces.rates import Rates
 from kvstore.partition.state.commands import Op
+from kvstore.ring.hashing import SLOTS_HASH
 from kvstore.ring.ring import Ring
 from kvstore.server.access.audit import AuditLog
 from kvstore.server.access.changes import AdminChanges
@@ -317,10 +318,15 @@ class RespServer:
         """Return at most `most` of the open connections for the dashboard."""
         return [each.session.shown(each.address) for each in islice(self._connections, most)]
 
+    @property
+    def mode(self) -> str:
+        """The mode that clients see: `cluster` if the server replies MOVED, otherwise `standalone`."""
+        return "cluster" if self.redirects is not None and self.ring.hash is SLOTS_HASH else "standalone"
+
     def facts(self) -> Facts:
         port = self._listener.address.rpartition(":")[2] if self._listener else "0"
         uptime_s = int(self._env.clock.now() - self._began)
-        server = {"redis_version": REDIS_VERSION, "redis_mode": "standalone", "arch_bits": 64, "tcp_port": port}
+        server = {"redis_version": REDIS_VERSION, "redis_mode": self.mode, "arch_bits": 64, "tcp_port": port}
         clients = {"connected_clients": len(self._connections), "maxclients": self._limits.connections_max}
         received = {"total_connections_received": self.connections_accepted, "total_commands_processed": self.commands}
         channels = {"pubsub_channels": self.channels.channel_count, "pubsub_patterns": self.channels.pattern_count}
@@ -329,6 +335,6 @@ class RespServer:
             "Clients": {**clients, "blocked_clients": 0},
             "Stats": {**received, "rejected_connections": self.connections_refused, **channels},
             "Replication": {"role": "master", "connected_slaves": 0},
-            "Cluster": {"cluster_enabled": 0},
+            "Cluster": {"cluster_enabled": int(self.mode == "cluster")},
         }
         return {**own, **self._facts()}

@@ -1,11 +1,11 @@
 """Lists and counts the keys of all partitions: in ring order for SCAN, and partition by partition for KEYS and
-DBSIZE."""
+DBSIZE. Lists and counts the keys of one slot of Redis Cluster."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from kvstore.access.ranges import end_of_prefix
 from kvstore.errors import InvalidRequest, Moved, NotLeader, OutcomeUnknown, Refused, Unavailable
 from kvstore.partition.state.commands import Count, DeleteRange, Flag, Level, Op, Scan, ScanTokens
-from kvstore.ring.hashing import TOKENS, KeyHash
+from kvstore.ring.hashing import TOKENS, KeyHash, tokens_of_slot
 from kvstore.ring.ring import Ring
 from kvstore.types import PartitionId
 
@@ -31,8 +31,8 @@ SCAN_BYTES_MAX = 1 << 20
 MATCH_BYTES_MAX = 64 << 10
 """Bytes of keys matched in one turn of the event loop. Matching a key takes time proportional to the pattern."""
 FIRST_PAGE_KEYS = 100
-"""Number of keys in the first page of a SCAN for a user who may read only some keys. If the user may read none of
-them, readable keys are probably few."""
+"""Number of keys in the first page of a SCAN for a user who may read only some keys, and of the keys of a slot. If the
+user may read none of them, readable keys are probably few."""
 SEEK_KEYS_MAX = 2_000
 """Maximum number of readable keys that a SCAN finds by prefix instead of in ring order."""
 SEEKS_MAX = 1_024
@@ -240,6 +240,48 @@ async def count_keys(ask: Ask, rings: Rings, level: int = Level.LINEARIZABLE) ->
         return total
 
     return await with_one_ring(rings, count)
+
+
+async def count_slot(ask: Ask, rings: Rings, slot: int, level: int = Level.LINEARIZABLE) -> int:
+    """Return the number of keys in the slot. The key hash must be `slots`. Takes one request per PAGE_KEYS_MAX keys.
+    Raises StoreError."""
+
+    async def count(ring: Ring) -> int:
+        return sum([len(page) async for page in _slot_pages(ask, ring, slot, level)])
+
+    return await with_one_ring(rings, count)
+
+
+async def keys_of_slot(
+    ask: Ask, rings: Rings, slot: int, level: int = Level.LINEARIZABLE, *, most: int, bytes_max: int
+) -> list[bytes]:
+    """Return keys of the slot, at most `most`. The key hash must be `slots`. Raises StoreError, and InvalidRequest if
+    the keys exceed `bytes_max` bytes."""
+
+    async def gather(ring: Ring) -> list[bytes]:
+        found, size = list[bytes](), 0
+        async for page in _slot_pages(ask, ring, slot, level):
+            found += (more := page[: most - len(found)])
+            size += sum(map(len, more))
+            if size > bytes_max:
+                raise InvalidRequest(f"the reply would be larger than {bytes_max} bytes; ask for fewer keys")
+            if len(found) == most:
+                break
+        return found
+
+    return await with_one_ring(rings, gather) if most else []
+
+
+async def _slot_pages(ask: Ask, ring: Ring, slot: int, level: int) -> AsyncIterator[list[bytes]]:
+    """Yield the keys of the slot in pages, in the order of tokens. The first page is short, because most slots have few
+    keys, and the rest of a page are keys of other slots."""
+    first, last = tokens_of_slot(slot)
+    owner, limit = ring.owner_of(first), FIRST_PAGE_KEYS
+    after: int | None = first
+    while after is not None and after <= last:
+        items, after = await _page(ask, ScanTokens(after, limit, int(level), _KEYS_ONLY), owner)
+        yield [key for key, _ in items if ring.hash.token_of(key) <= last]
+        limit = PAGE_KEYS_MAX
 
 
 async def delete_all(ask: Ask, rings: Rings) -> None:

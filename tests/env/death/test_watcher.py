@@ -57,10 +57,10 @@ def is_silent(listener: socket.socket) -> bool:
     return False
 
 
-def ignores_sigterm(pid: int) -> bool:
+def ignores_signals(pid: int) -> bool:
     status = Path(f"/proc/{pid}/status").read_text()
     mask = next(line.split()[1] for line in status.splitlines() if line.startswith("SigIgn:"))
-    return bool(int(mask, 16) >> (signal.SIGTERM - 1) & 1)
+    return bool(int(mask, 16) >> (signal.SIGUSR2 - 1) & 1)
 
 
 # docs/protocol.md G28
@@ -84,8 +84,8 @@ def test_nothing_is_sent_while_process_is_stopped() -> None:
 
 def test_watcher_survives_the_signals_of_a_stopping_service() -> None:
     with watched() as (process, pid, listener):
-        wait_until_blocking(lambda: ignores_sigterm(pid), what="start of the watcher")
-        for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        wait_until_blocking(lambda: ignores_signals(pid), what="start of the watcher")
+        for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGABRT, signal.SIGUSR1):
             os.kill(pid, each)
         assert is_silent(listener)
         process.kill()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from kvstore.env.logs.audit_lines import AuditLines
 from kvstore.env.ports import Stream, StreamHandler, nothing_has_ended
+from kvstore.ring.hashing import MURMUR3, KeyHash
 from kvstore.server.access.identities import Access
 from kvstore.server.config import Limits
 from kvstore.server.redis.listener import Leave, RespServer
@@ -81,6 +82,7 @@ async def redis_port(
     root: Path,
     *,
     partitions: int = 3,
+    hash: KeyHash = MURMUR3,
     limits: Limits | None = None,
     report_syncs: Callable[[], None] = nothing_has_ended,
     access: Access | None = None,
@@ -88,7 +90,7 @@ async def redis_port(
     transactions_across_slots: bool = False,
     audit: AuditLines | None = None,
 ) -> AsyncIterator[RespPort]:
-    async with one_server(root, partitions) as (env, backend):
+    async with one_server(root, partitions, hash) as (env, backend):
         env = replace(env, report_syncs=report_syncs, audit=audit or AuditLines())
         facts = {"Kvstore": {"node_id": "n1"}}
         server = RespServer(

@@ -21,7 +21,7 @@ from kvstore.server.redis.slot_table import (
 )
 from kvstore.types import PartitionId, ServerId
 from tests.ring.rings import settle
-from tests.server.redis.resp_port import redis_port
+from tests.server.redis.resp_port import Raw, redis_port
 
 N1, N2, N3 = ServerId("n1"), ServerId("n2"), ServerId("n3")
 P1, P2, P3 = PartitionId("p1"), PartitionId("p2"), PartitionId("p3")
@@ -127,7 +127,7 @@ def test_command_is_executed_here_unless_another_server_leads_it() -> None:
 async def test_port_redirects_every_kind_of_command_on_keys(tmp_path: Path) -> None:
     mine, other = key_of(N1), key_of(N2)
     moved = b"-MOVED %d ::1:7002\r\n" % slot_of(other)
-    async with redis_port(tmp_path) as resp:
+    async with redis_port(tmp_path, hash=SLOTS_HASH) as resp:
         resp.backend.topology = TOPOLOGY
         async with resp.raw() as plain:
             assert await plain.ask(b"SET %b 1\r\n" % other, b"+OK\r\n") == b"+OK\r\n"
@@ -146,6 +146,72 @@ async def test_port_redirects_every_kind_of_command_on_keys(tmp_path: Path) -> N
             assert await raw.ask(transaction, executed) == executed
             stale = b"+OK\r\n$1\r\n1\r\n"
             assert await raw.ask(b"READONLY\r\nGET %b\r\n" % other, stale) == stale
+
+
+async def test_port_is_a_cluster_for_clients_only_where_it_redirects(tmp_path: Path) -> None:
+    """With `cluster_enabled:0`, redis-cli --cluster refuses to check the cluster."""
+    async with redis_port(tmp_path, hash=SLOTS_HASH) as resp, resp.raw() as raw:
+        for redirecting, mode in ((None, b"standalone"), (redirects(resp.backend.topology), b"cluster")):
+            resp.server.redirects = redirecting
+            raw.writer.write(b"HELLO 3\r\n")
+            assert b"\r\n$4\r\nmode\r\n$%d\r\n%b\r\n" % (len(mode), mode) in await raw.read_until(b"modules\r\n*0\r\n")
+            facts = resp.server.facts()
+            assert facts["Server"]["redis_mode"] == mode.decode()
+            assert facts["Cluster"] == {"cluster_enabled": int(redirecting is not None)}
+    async with redis_port(tmp_path / "murmur3") as resp:
+        resp.server.redirects = redirects(resp.backend.topology)
+        assert resp.server.mode == "standalone"
+
+
+# docs/protocol.md H14
+async def test_keys_of_a_slot_are_counted_and_listed(tmp_path: Path) -> None:
+    tagged = [b"{%d}" % tag for tag in range(40)]
+    slots: dict[int, set[bytes]] = {}
+    async with redis_port(tmp_path, hash=SLOTS_HASH) as resp, resp.raw() as raw:
+        for key in (b"%b%d" % (tag, number) for tag in tagged for number in range(5)):
+            slots.setdefault(slot_of(key), set()).add(key)
+            assert await raw.ask(b"SET %b 1\r\n" % key, b"+OK\r\n") == b"+OK\r\n"
+        empty = next(slot for slot in range(SLOTS) if slot not in slots)
+        for slot in (0, SLOTS - 1, empty, *slots):
+            wanted = b":%d\r\n" % len(slots.get(slot, ()))
+            assert await raw.ask(b"CLUSTER COUNTKEYSINSLOT %d\r\n" % slot, wanted) == wanted
+        for slot, mine in slots.items():
+            assert await keys_of(raw, slot, 10_000) == mine
+            some = await keys_of(raw, slot, 3)
+            assert len(some) == 3
+            assert some < mine
+            assert await keys_of(raw, slot, 0) == set()
+        assert await keys_of(raw, empty, 9) == set()
+
+
+async def keys_of(raw: Raw, slot: int, most: int) -> set[bytes]:
+    """Return the reply to CLUSTER GETKEYSINSLOT."""
+    raw.writer.write(b"CLUSTER GETKEYSINSLOT %d %d\r\n" % (slot, most))
+    count = int((await raw.read_line())[1:])
+    lines = [await raw.read_line() for _ in range(2 * count)]
+    found = {line.strip() for line in lines[1::2]}
+    assert len(found) == count
+    return found
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        ("COUNTKEYSINSLOT -1", b"-ERR Invalid or out of range slot\r\n"),
+        ("COUNTKEYSINSLOT 16384", b"-ERR Invalid or out of range slot\r\n"),
+        ("COUNTKEYSINSLOT x", b"-ERR value is not an integer or out of range\r\n"),
+        ("GETKEYSINSLOT 16384 1", b"-ERR Invalid or out of range slot\r\n"),
+        ("GETKEYSINSLOT 1 -1", b"-ERR expected 0 to 10000 keys, got -1\r\n"),
+        ("GETKEYSINSLOT 1 10001", b"-ERR expected 0 to 10000 keys, got 10001\r\n"),
+        ("GETKEYSINSLOT 1 x", b"-ERR value is not an integer or out of range\r\n"),
+    ],
+)
+async def test_wrong_slots_and_counts_are_refused(tmp_path: Path, words: str, answer: bytes) -> None:
+    async with redis_port(tmp_path, hash=SLOTS_HASH) as resp, resp.raw() as raw:
+        assert await raw.ask(b"CLUSTER %b\r\n" % words.encode(), answer) == answer
+    async with redis_port(tmp_path / "murmur3") as resp, resp.raw() as raw:
+        wanted = b"-ERR expected the key hash slots, got murmur3"
+        assert await raw.ask(b"CLUSTER COUNTKEYSINSLOT 1\r\n", wanted) == wanted
 
 
 async def test_cluster_commands_show_the_table(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from kvstore.errors import InvalidRequest, NotLeader
 from kvstore.partition.state.commands import Count, Level, Op, Scan, ScanTokens
 from kvstore.ring.builder import new_ring
-from kvstore.ring.hashing import MURMUR3, TOKENS
+from kvstore.ring.hashing import SLOTS_HASH, TOKENS, slot_of
 from kvstore.ring.ring import Ring
 from kvstore.server.routing import keys
 from kvstore.server.routing.keys import (
@@ -126,6 +126,23 @@ async def test_page_referred_to_the_leader_is_read_there(walk: Any) -> None:
     assert levels == [Level.STALE, Level.LINEARIZABLE] * (len(levels) // 2)
 
 
+async def test_pages_of_a_slot_end_at_its_last_token() -> None:
+    """Neighbouring slots belong to the same partition, and a slot may need several pages."""
+    ring = new_ring([PartitionId("p1")], {ServerId("n1"): ""}, 1, SLOTS_HASH)
+    stored = [b"key%d" % number for number in range(200_000)]
+    slot = slot_of(stored[0])
+    mine = {key for key in stored if slot_of(key) == slot}
+    stored += [b"{%b}%d" % (stored[0], number) for number in range(keys.PAGE_KEYS_MAX + 1)]
+    mine.update(stored[200_000:])
+    cluster = Keys(ring, stored)
+    assert await keys.count_slot(cluster.ask, lambda: ring, slot) == len(mine)
+    assert cluster.asked > 1
+    found = await keys.keys_of_slot(cluster.ask, lambda: ring, slot, most=9_999, bytes_max=1 << 20)
+    assert sorted(found) == sorted(mine)
+    with pytest.raises(InvalidRequest):
+        await keys.keys_of_slot(cluster.ask, lambda: ring, slot, most=9_999, bytes_max=1_000)
+
+
 async def test_event_loop_yields_during_matching() -> None:
     turns = 0
 
@@ -162,7 +179,7 @@ class Keys:
     def __init__(self, ring: Ring, keys: list[bytes]) -> None:
         self.ring = ring
         self.keys = {
-            partition: sorted((MURMUR3.token_of(key), key) for key in keys if ring.partition_of(key) == partition)
+            partition: sorted((ring.hash.token_of(key), key) for key in keys if ring.partition_of(key) == partition)
             for partition in ring.partitions
         }
         self.asked = self.told = 0

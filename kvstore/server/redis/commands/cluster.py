@@ -8,7 +8,8 @@ from kvstore.partition.state.commands import Level
 from kvstore.ring.hashing import SLOTS, slot_of
 from kvstore.server.redis import replies
 from kvstore.server.redis.commands.performer import Performer
-from kvstore.server.redis.commands.row import OPTIONS_MAX, Command, Family, in_turn, replying
+from kvstore.server.redis.commands.row import OPTIONS_MAX, Alone, Command, Family, in_turn, replying
+from kvstore.server.redis.commands.scans import count_keys_in_slot, keys_in_slot, slot_reply_bytes
 from kvstore.server.redis.gate import Need
 from kvstore.server.redis.parser import Words
 from kvstore.server.redis.plans import CommandError
@@ -25,8 +26,30 @@ from kvstore.server.redis.slot_table import (
 from kvstore.server.routing.backend import Topology
 from kvstore.types import ServerId
 
+_SCANS: dict[tuple[bytes, int], Callable[[Performer, Words], None]] = {
+    (b"COUNTKEYSINSLOT", 3): count_keys_in_slot,
+    (b"GETKEYSINSLOT", 4): keys_in_slot,
+}
+"""The subcommands that read keys, by name and number of words."""
 
-def _cluster(performer: Performer, words: Words) -> bytes:
+
+def _scan_or_none(words: Words) -> Callable[[Performer, Words], None] | None:
+    return _SCANS.get((words[1].upper(), len(words)))
+
+
+def _cluster(performer: Performer, words: Words) -> None:
+    (_scan_or_none(words) or _SHOWN.act)(performer, words)
+
+
+def _cluster_need(words: Words) -> Need:
+    return Need.LOGIN if _scan_or_none(words) is None else Need.READ_ALL
+
+
+def _cluster_bytes(performer: Performer, words: Words) -> int:
+    return slot_reply_bytes(words) if _scan_or_none(words) is keys_in_slot else 0
+
+
+def _shown(performer: Performer, words: Words) -> bytes:
     topology, here = performer.server.backend.topology, performer.server.id
     match words[1].upper(), len(words):
         case b"SLOTS", 2:
@@ -43,9 +66,12 @@ def _cluster(performer: Performer, words: Words) -> bytes:
             return replies.number(slot_of(words[2]))
         case _:
             raise CommandError(
-                "ERR unknown subcommand or wrong number of arguments. CLUSTER supports INFO, KEYSLOT, MYID, NODES, "
-                "SHARDS and SLOTS here; `kvstore ring` shows the ring"
+                "ERR unknown subcommand or wrong number of arguments. CLUSTER supports COUNTKEYSINSLOT, GETKEYSINSLOT, "
+                "INFO, KEYSLOT, MYID, NODES, SHARDS and SLOTS here; `kvstore ring` shows the ring"
             )
+
+
+_SHOWN = in_turn(_shown)
 
 
 def _known(topology: Topology) -> Topology:
@@ -124,9 +150,18 @@ FAMILY = Family(
     "cluster",
     (
         Command(
-            *("CLUSTER", "Show the cluster and its slots.", in_turn(_cluster), 2, OPTIONS_MAX, Need.LOGIN),
-            differs="Supports INFO, KEYSLOT, MYID, NODES, SHARDS, SLOTS. A slot belongs to its partition's leader. In "
-            "a cluster with the key hash `murmur3`, the slots are divided among the nodes. NODES shows no replicas. "
+            *(
+                "CLUSTER",
+                "Show the cluster and its slots.",
+                Alone(_cluster, _cluster_bytes),
+                2,
+                OPTIONS_MAX,
+                _cluster_need,
+            ),
+            differs="Supports COUNTKEYSINSLOT, GETKEYSINSLOT, INFO, KEYSLOT, MYID, NODES, SHARDS, SLOTS. A slot "
+            "belongs to its partition's leader. In a cluster with the key hash `murmur3`, the slots are divided among "
+            "the nodes, and COUNTKEYSINSLOT and GETKEYSINSLOT fail. These two require the right to read all keys, and "
+            "any node answers them for every slot. GETKEYSINSLOT returns at most 10,000 keys. NODES shows no replicas. "
             "The reply is MOVED only with `[redis] redirects = true`. Every node serves all keys, so a client that "
             "sends SCAN, KEYS or DBSIZE to every node gets every key from each of them.",
         ),

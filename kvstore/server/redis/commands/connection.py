@@ -46,13 +46,14 @@ def _hello(performer: Performer, words: Words) -> None:
         return performer.run_alone(_log_in(performer, credentials, words))
     if access.is_on and session.identity is None:
         raise CommandError(f"NOAUTH {access.nobody.why_unknown}" if access.is_unfounded else NOAUTH_HELLO)
-    reply = _greet(session, words, is_checked=access.is_on)
+    reply = _greet(session, words, performer.server.mode, is_checked=access.is_on)
     performer.replies.use_protocol(session.protocol)
     return performer.replies.reply(reply)
 
 
-def _greet(session: RespSession, words: Words, *, is_checked: bool) -> bytes:
-    """Set the protocol version that HELLO names, and return the reply, which is in the new version.
+def _greet(session: RespSession, words: Words, mode: str, *, is_checked: bool) -> bytes:
+    """Set the protocol version that HELLO names, and return the reply, which is in the new version. `mode` is the
+    server's mode.
 
     `is_checked`: True if the user and password that HELLO may carry have been verified. Raises CommandError.
     """
@@ -84,7 +85,7 @@ def _greet(session: RespSession, words: Words, *, is_checked: bool) -> bytes:
         b"version": replies.bulk(REDIS_VERSION.encode()),
         b"proto": replies.number(protocol),
         b"id": replies.number(session.id),
-        b"mode": replies.bulk(b"standalone"),
+        b"mode": replies.bulk(mode.encode()),
         b"role": replies.bulk(b"master"),
         b"modules": replies.array([]),
     }
@@ -99,7 +100,7 @@ async def _log_in(performer: Performer, credentials: tuple[str, bytes], hello: W
     except NotAuthenticated as error:
         word = "NOAUTH" if isinstance(error, AccessUnfounded) else "WRONGPASS"
         raise CommandError(f"{word} {error}") from None
-    reply = replies.OK if hello is None else _greet(performer.session, hello, is_checked=True)
+    reply = replies.OK if hello is None else _greet(performer.session, hello, server.mode, is_checked=True)
     performer.guard(identity)
     performer.client.authenticated()
     if hello is not None:

@@ -7,7 +7,7 @@ from itertools import zip_longest
 
 from kvstore.access import Right
 from kvstore.limits import KEY_BYTES_MAX
-from kvstore.ring.hashing import TOKENS
+from kvstore.ring.hashing import SLOTS, SLOTS_HASH, TOKENS
 from kvstore.server.redis import replies
 from kvstore.server.redis.commands.asking import ask_partitions, change, may_count, visible
 from kvstore.server.redis.commands.performer import Performer
@@ -20,6 +20,9 @@ from kvstore.server.routing import keys
 KEYS_MAX = 100_000
 """Maximum number of keys in a store for which KEYS is executed, because it would hold all keys in memory at once."""
 SCAN_COUNT_MAX = 10_000
+SLOT_KEYS_MAX = 10_000
+"""Maximum number of keys in the reply to CLUSTER GETKEYSINSLOT. More keys are refused, because a reply with fewer keys
+than the client asked for means that the slot has no more."""
 _CURSOR_MAX = (1 << 64) - 1
 
 
@@ -52,6 +55,55 @@ def _dbsize(performer: Performer, words: Words) -> None:
         return replies.number(found)
 
     _traverse(performer, work)
+
+
+def _slot_of(performer: Performer, word: bytes) -> int:
+    """Return the number of a slot. Raises CommandError."""
+    slot = integer(word)
+    if not 0 <= slot < SLOTS:
+        raise CommandError("ERR Invalid or out of range slot")
+    if performer.server.ring.hash is not SLOTS_HASH:
+        raise CommandError(
+            f"ERR expected the key hash {SLOTS_HASH.name}, got {performer.server.ring.hash.name}, with which keys are "
+            "not stored by slots"
+        )
+    return slot
+
+
+def count_keys_in_slot(performer: Performer, words: Words) -> None:
+    """Execute CLUSTER COUNTKEYSINSLOT."""
+    slot = _slot_of(performer, words[2])
+
+    async def work() -> bytes:
+        server, ask = performer.server, ask_partitions(performer, words)
+        found = await keys.count_slot(ask, lambda: server.ring, slot, performer.session.level)
+        performer.check(words)
+        return replies.number(found)
+
+    _traverse(performer, work)
+
+
+def keys_in_slot(performer: Performer, words: Words) -> None:
+    """Execute CLUSTER GETKEYSINSLOT."""
+    slot, most = _slot_of(performer, words[2]), integer(words[3])
+    if not 0 <= most <= SLOT_KEYS_MAX:
+        raise CommandError(f"ERR expected 0 to {SLOT_KEYS_MAX} keys, got {most}")
+
+    async def work() -> bytes:
+        server, ask = performer.server, ask_partitions(performer, words)
+        found = await keys.keys_of_slot(
+            *(ask, lambda: server.ring, slot, performer.session.level), most=most, bytes_max=REPLY_BYTES_MAX
+        )
+        performer.check(words)
+        return replies.bulks(found)
+
+    _traverse(performer, work)
+
+
+def slot_reply_bytes(words: Words) -> int:
+    """Return the maximum number of bytes that the reply to CLUSTER GETKEYSINSLOT takes, with the keys from which it is
+    made. Raises CommandError."""
+    return 2 * min(max(integer(words[3]), 0) * KEY_BYTES_MAX, REPLY_BYTES_MAX)
 
 
 def _keys(performer: Performer, words: Words) -> None:

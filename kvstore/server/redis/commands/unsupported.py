@@ -34,7 +34,7 @@ _ELSEWHERE = {
     "there is only one database": "MOVE SWAPDB",
     "commands of other clients are not shown; use `kvstore watch` for changes and `kvstore node slow-log`": "MONITOR",
     "use `kvstore node` to manage nodes": "DEBUG SHUTDOWN",
-    "clients are never redirected": "ASKING",
+    "no node replies ASK, because a moving range is always served by one node": "ASKING",
     "use PUBLISH and SUBSCRIBE, which reach all nodes": "SPUBLISH SSUBSCRIBE SUNSUBSCRIBE",
     "compare the values in the client": "DELEX DIGEST LCS",
     "use SET with an expiry inside MULTI": "MSETEX",

@@ -19,7 +19,7 @@ from kvstore.access import Change, GrantRight, RemoveUser, RevokeRight, RevokeRo
 from kvstore.namespaces import Namespace
 from kvstore.namespaces.rates import Rates
 from kvstore.partition.state.commands import Code, Op
-from kvstore.ring.hashing import MURMUR3, TOKENS
+from kvstore.ring.hashing import SLOTS_HASH, TOKENS
 from kvstore.server.access import logins
 from kvstore.server.access.identities import Access
 from kvstore.server.redis.commands import scans
@@ -44,7 +44,7 @@ def access() -> Access:
 
 @pytest.fixture
 async def resp(tmp_path: Path, access: Access) -> AsyncIterator[RespPort]:
-    async with redis_port(tmp_path, access=access) as opened:
+    async with redis_port(tmp_path, access=access, hash=SLOTS_HASH) as opened:
         yield opened
 
 
@@ -146,6 +146,8 @@ DENIED = [
     (b"FLUSHDB",),
     (b"FLUSHALL", b"ASYNC"),
     (b"CLIENT", b"LIST"),
+    (b"CLUSTER", b"COUNTKEYSINSLOT", b"1"),
+    (b"CLUSTER", b"GETKEYSINSLOT", b"1", b"1"),
 ]
 
 
@@ -316,7 +318,7 @@ async def test_connection_without_access_control_has_no_guard(tmp_path: Path) ->
         assert connection.replies.backend is resp.backend
 
 
-WALKS = ["DBSIZE", "KEYS *", "SCAN 0", "RANDOMKEY"]
+WALKS = ["DBSIZE", "KEYS *", "SCAN 0", "RANDOMKEY", "CLUSTER COUNTKEYSINSLOT 1", "CLUSTER GETKEYSINSLOT 1 1"]
 
 
 @pytest.mark.parametrize("words", WALKS)
@@ -376,7 +378,7 @@ async def test_scan_cursor_of_a_tenant_does_not_reveal_other_keys(
     async with client_of(resp, None) as anybody:
         await anybody.mset(dict.fromkeys([*mine, *(b"other%d" % number for number in range(300))], b"1"))
     access.take(table())
-    places = {(MURMUR3.token_of(key) + 1) % TOKENS for key in mine}
+    places = {(SLOTS_HASH.token_of(key) + 1) % TOKENS for key in mine}
     for count in (1, 3, 1_000):
         found, cursors, cursor = list[bytes](), list[int](), 0
         async with client_of(resp, "tenant") as tenant:
