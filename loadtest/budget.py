@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
+import grpc
 import psutil
 import uvloop
 
@@ -43,6 +44,8 @@ from kvstore.errors import ConfigError
 from kvstore.loadtest.generator.options import path_word
 from kvstore.loadtest.loads import closed_loop
 from kvstore.loadtest.resp import AsyncRespConnection, ReplyError, connect
+from kvstore.proto import kv_pb2, kv_pb2_grpc
+from kvstore.rpc.channels import channel_options
 from loadtest.bench import peers
 
 OFFSETS = range(30_000, 34_000, 100)
@@ -57,7 +60,8 @@ connect_plainly = partial(connect, timeout_s=CONNECT_S)
 @dataclass(frozen=True)
 class Load:
     """`operations` in total, divided among the connections, `pipeline` at a time on each. The commands "put" and
-    "get" use one AsyncClient, with as many operations in flight as there are connections."""
+    "get" use one AsyncClient, and "Put" and "Get" make unary calls on one channel, with as many operations in flight as
+    there are connections."""
 
     name: str
     command: str
@@ -88,6 +92,8 @@ BUDGET = (
     Load("GET, 50 connections, pipeline 16", "GET", 50, 16, 16_000, (12, 1)),
     Load("GET, 50 connections, forwarded", "GET", 50, 1, 10_000, is_forwarded=True),
     Load("get, AsyncClient, 50 in flight", "get", 50, 1, 10_000, (12, 1)),
+    Load("Put, unary gRPC, 50 in flight", "Put", 50, 1, 5_000),
+    Load("Get, unary gRPC, 50 in flight", "Get", 50, 1, 5_000),
 )
 
 
@@ -240,6 +246,22 @@ async def run_calls(load: Load, endpoints: tuple[str, ...], tag: str) -> None:
         await closed_loop(iter(range(load.operations)), load.connections, one)
 
 
+async def run_unary(load: Load, address: str, tag: str) -> None:
+    """Run a load by unary gRPC calls. Raises grpc.aio.AioRpcError."""
+    prefix = b"{%b}" % tag.encode()
+    async with grpc.aio.insecure_channel(address, options=channel_options()) as channel:
+        stub = kv_pb2_grpc.KVStub(channel)
+
+        async def one(number: int) -> None:
+            key = b"%b%d" % (prefix, number)
+            if load.command == "Get":
+                await stub.Get(kv_pb2.GetRequest(key=key), timeout=REPLY_S)
+            else:
+                await stub.Put(kv_pb2.PutRequest(key=key, value=VALUE), timeout=REPLY_S)
+
+        await closed_loop(iter(range(load.operations)), load.connections, one)
+
+
 class Budget:
     """Measures one load after the other on one cluster."""
 
@@ -323,6 +345,8 @@ class Budget:
         if load.command in ("put", "get"):
             endpoints = tuple(node.grpc for node in self._cluster.load().nodes)
             uvloop.run(run_calls(load, endpoints, self._tag))
+        elif load.command in ("Put", "Get"):
+            uvloop.run(run_unary(load, asked.grpc, self._tag))
         else:
             uvloop.run(run_load(load, asked.resp, self._tag))
 

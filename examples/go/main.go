@@ -1,4 +1,5 @@
-// Quickstart: put, get, compare-and-set and watch over gRPC, with the three outcomes told apart.
+// Quickstart: put, get, compare-and-set and watch over gRPC, with the three outcomes told apart. session.go has many
+// operations in flight over one stream.
 //
 //	./generate.sh && go run . 127.0.0.1:7401
 package main
@@ -147,7 +148,59 @@ func run(address string) error {
 			fmt.Printf("changed to %q, version %d\n", change.GetRecord().GetValue(), change.GetSequence())
 		}
 	}
+	return compare(ctx, store)
+}
+
+// compare writes the same keys twice: each in a call of its own, and all over one session.
+func compare(ctx context.Context, store kv.KVClient) error {
+	opened, err := openSession(ctx, store)
+	if err != nil {
+		return err
+	}
+	inCalls, err := timed(func(key []byte) error {
+		_, err := store.Put(ctx, &kv.PutRequest{Key: key, Value: []byte("hello")})
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	overSession, err := timed(func(key []byte) error {
+		if _, err := opened.put(key, []byte("world")); err != nil {
+			return err
+		}
+		value, err := opened.get(key)
+		if err == nil && string(value) != "world" {
+			err = fmt.Errorf("expected the value that was put, got %q", value)
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	fmt.Printf("%d puts took %v in calls; with as many gets, %v over one session\n", callers*each, inCalls, overSession)
 	return nil
+}
+
+const callers, each = 500, 10
+
+// timed returns how long 500 goroutines take for ten keys each.
+func timed(work func(key []byte) error) (time.Duration, error) {
+	begun := time.Now()
+	done := make(chan error, callers)
+	for caller := range callers {
+		go func() {
+			var err error
+			for number := 0; number < each && err == nil; number++ {
+				err = work(fmt.Appendf(nil, "quickstart/go/%d/%d", caller, number))
+			}
+			done <- err
+		}()
+	}
+	var failed error
+	for range callers {
+		failed = errors.Join(failed, <-done)
+	}
+	return time.Since(begun).Round(time.Millisecond), failed
 }
 
 func main() {

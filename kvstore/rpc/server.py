@@ -70,9 +70,9 @@ class GrpcServer:
             interceptors=self._interceptors,
         )
         guarded = cast("grpc.aio.Server", Guarded(server, self._gate, self._known, self._carried))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, guarded)
-        for add in self._register:
+        for add in self._register:  # first, because gRPC asks the services in this order for each call
             add(guarded)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, guarded)
         names = (*self._services, SERVICE, reflection.SERVICE_NAME, SERVICE_NAME)
         older = reflection.aio.ReflectionServicer(names)
         alpha_grpc.add_ServerReflectionServicer_to_server(older, guarded)

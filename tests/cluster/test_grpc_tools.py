@@ -144,9 +144,11 @@ def test_go_quickstart_builds_and_runs(cluster: Cluster, tmp_path: Path) -> None
     no_modules = r"dial tcp|no such host|i/o timeout|connection refused|requires go >= |toolchain not available"
     build("go", "mod", "download", cwd=folder, lacks=r".", GOFLAGS="-mod=readonly")
     build("./generate.sh", cwd=folder, lacks=no_modules, PROTOC=f"{sys.executable} -m grpc_tools.protoc")
-    assert build("gofmt", "-l", "main.go", cwd=folder, lacks="$^") == ""
+    assert build("gofmt", "-l", "main.go", "session.go", cwd=folder, lacks="$^") == ""
     build("go", "vet", ".", cwd=folder, lacks=no_modules)
-    check_shown(build("go", "run", ".", address_of(cluster, "n2"), cwd=folder, lacks="$^"))
+    said = build("go", "run", ".", address_of(cluster, "n2"), cwd=folder, lacks="$^")
+    check_shown(said)
+    assert re.search(r"^5000 puts took \S+ in calls; with as many gets, \S+ over one session$", said, re.MULTILINE)
 
 
 @pytest.mark.slow

@@ -62,7 +62,7 @@ class Step:
 
 
 Way = tuple[str, str, str, str]
-"""What moves, whose it is, where from and where to. Ranges that move between two partitions are all alike, because one
+"""Kind of step, partition, source and target. Ranges that move between two partitions are all alike, because one
 may contain the other."""
 
 
