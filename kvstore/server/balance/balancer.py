@@ -78,7 +78,9 @@ class Balancer:
         self._patience = Patience()
         self._last: tuple[Plan, BalanceRecord, int] | None = None
         """The last plan, the record and the date for which it was made. None on a server that does not balance."""
-        self._told: str = ""
+        self._suggested: frozenset[tuple[Goal, str]] = frozenset()
+        """The present imbalances against which a step was suggested. Each is logged once, because the best step may be
+        another one at each observation."""
         self._failed = ""
         self.steps = 0
 
@@ -179,13 +181,14 @@ class Balancer:
         planned = plan(seen, self._config, record, now_ms)
         lasts_s = self._patience.lasts_s(planned, self._env.clock.now())
         self._last = planned, record, now_ms
+        self._suggested &= planned.causes
         step = planned.due
         if step is None or lasts_s < self._config.settle_s:
             return
         if self._config.mode is not BalanceMode.AUTO:
-            if step.command != self._told:
+            if step.cause not in self._suggested:
                 log.info("balance suggests command=%r: %s", step.command, step)
-            self._told = step.command
+            self._suggested |= {step.cause}
             return
         await self._make(step, seen.ring.version, now_ms)
 
