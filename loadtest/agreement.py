@@ -77,7 +77,7 @@ def main() -> None:
         stack.enter_context(processors.awake())
         with processors.on(processors.of_answerers()):
             cluster = stack.enter_context(running_cluster(folder / "cluster"))
-            redis = f"127.0.0.1:{stack.enter_context(peers.redis(folder / 'redis', is_synced=False))}"
+            redis = stack.enter_context(peers.redis(folder / "redis", is_synced=False)).addresses[0]
             memory = stack.enter_context(peers.memory_grpc(folder / "memory"))
         node = cluster.local.load().nodes[0]
         stack.enter_context(processors.on(processors.of_askers()))

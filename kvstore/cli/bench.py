@@ -104,9 +104,11 @@ def suite(
         Path | None, typer.Option(callback=checked_path, help="Use this running local cluster; default: start one")
     ] = None,
     runs: Annotated[int, typer.Option(help="Number of runs per benchmark; the median counts", min=1)] = 3,
-    seconds: Annotated[float, typer.Option(help="Length of each run in seconds", min=0.1)] = 4.0,
+    seconds: Annotated[float, typer.Option(help="Length of each run in seconds", min=0.1)] = 2.0,
     only: Annotated[str, typer.Option(help="Run only benchmarks whose name contains this text")] = "",
+    etcd: Annotated[str, typer.Option(help="Program of the etcd to compare with")] = "etcd",
     out: Annotated[Path, typer.Option(callback=checked_path, help="File for the results")] = Path("reports/bench.json"),
+    add: Annotated[bool, typer.Option("--add", help="Keep the other results that the file has")] = False,
 ) -> None:
     """Run the benchmark suite of a source checkout, and etcd and Redis for comparison if they are installed"""
     try:
@@ -116,7 +118,7 @@ def suite(
             raise
         print("kvstore: the suite is part of a source checkout; run this command there", file=sys.stderr)
         raise typer.Exit(2) from None
-    module.run_suite(data_dir=data_dir, runs=runs, seconds=seconds, only=only, out=out)
+    module.run_suite(data_dir=data_dir, runs=runs, seconds=seconds, only=only, etcd=etcd, out=out, is_adding=add)
 
 
 def _print(document: dict[str, Any], *, json: bool) -> None:

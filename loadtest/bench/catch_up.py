@@ -44,7 +44,7 @@ from kvstore.wal.lists import LedgerLists
 from kvstore.wal.new_ids import NewLedgerIds
 from kvstore.wal.ports import ReadAnswer
 from kvstore.wal.tailing.tail import TailReader
-from loadtest.bench.log_client import spent_s
+from loadtest.bench.processors import spent_s
 from loadtest.bench.striping import quorum_of
 from tests.interop.processes import Processes
 

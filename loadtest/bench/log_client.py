@@ -31,6 +31,7 @@ from kvstore.env.real import run
 from kvstore.errors import StoreError
 from kvstore.types import LedgerId, PartitionId, Position
 from kvstore.wal.handle import LedgerHandle
+from loadtest.bench.processors import spent_s
 from tests.interop import java
 from tests.interop.processes import Processes
 from tests.interop.python_client import client
@@ -120,12 +121,6 @@ async def write(zookeeper: str, window: int, size: int, seconds: float, warm_s: 
         last = (await ports.ledgers.read(metadata.ledger))[0].last_entry
         assert not halted, halted
         assert last == load.confirmed - 1, (last, load.confirmed)
-
-
-def spent_s(pid: int) -> float:
-    """Return the processor time of a process so far, in seconds."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Kind(NamedTuple):

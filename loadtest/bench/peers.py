@@ -1,9 +1,10 @@
 """The systems that the benchmarks compare with: a three-node etcd, of the extra `local` or Debian's package; a Redis
-that always syncs, of Debian's package; gRPC itself; and the floor. This module also provides ports and a folder on a
+that always syncs, of Debian's package; and the floor. This module also provides ports and a folder on a
 real disk, for these systems and for our own clusters."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -12,8 +13,9 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,11 +32,6 @@ def _path() -> str:
     """Return the directories of programs. The first is that of the interpreter, where the extra `local` installs
     etcd."""
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-
-
-def etcd_env() -> dict[str, str]:
-    """Return the environment of etcdctl."""
-    return {"ETCDCTL_API": "3", "PATH": _path()}
 
 
 def is_installed(*programs: str) -> bool:
@@ -57,22 +54,23 @@ def up_on_free_ports(cluster: LocalCluster, offsets: Iterable[int], **wish: Any)
     raise ConfigError("no free ports for a cluster")
 
 
+class Running(NamedTuple):
+    """A running system."""
+
+    addresses: list[str]
+    """Addresses for clients."""
+    pids: list[int]
+
+
 @contextmanager
-def redis(folder: Path, *, is_synced: bool = True) -> Iterator[int]:
-    """Run Redis with `appendfsync always`, or in memory only. Yields its port."""
+def redis(folder: Path, *, is_synced: bool = True) -> Iterator[Running]:
+    """Run Redis with `appendfsync always`, or in memory only."""
     (port,) = free_ports(1)
     arguments = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
     synced = ["--appendonly", "yes", "--appendfsync", "always"] if is_synced else []
-    with _process("redis-server", *arguments, *synced, folder=folder):
+    with _process("redis-server", *arguments, *synced, folder=folder) as pid:
         _wait_listening(port)
-        yield port
-
-
-@contextmanager
-def empty_grpc(folder: Path) -> Iterator[str]:
-    """Run a gRPC server of the same library whose handlers do nothing. Yields its address."""
-    with _python_server("loadtest.bench.unary", folder) as address:
-        yield address
+        yield Running([f"127.0.0.1:{port}"], [pid])
 
 
 @contextmanager
@@ -111,8 +109,8 @@ def floor(folder: Path, *, is_looking_up: bool = False) -> Iterator[Floor]:
 
 
 @contextmanager
-def etcd(folder: Path) -> Iterator[list[str]]:
-    """Run three etcd members. Yields their client addresses."""
+def etcd(folder: Path, program: str = "etcd") -> Iterator[Running]:
+    """Run three etcd members. Yields once all are healthy. The leader's address is the first."""
     names = ["e1", "e2", "e3"]
     ports = free_ports(6)
     peers = {name: f"http://127.0.0.1:{port}" for name, port in zip(names, ports[:3], strict=True)}
@@ -125,7 +123,7 @@ def etcd(folder: Path) -> Iterator[list[str]]:
             home.mkdir(parents=True)
             running.append(
                 _start(
-                    "etcd",
+                    program,
                     *("--name", name, "--data-dir", str(home), "--initial-cluster", cluster),
                     *("--initial-advertise-peer-urls", peers[name], "--listen-peer-urls", peers[name]),
                     *("--advertise-client-urls", clients[name], "--listen-client-urls", clients[name]),
@@ -135,8 +133,10 @@ def etcd(folder: Path) -> Iterator[list[str]]:
             )
         for port in ports[3:]:
             _wait_listening(port)
-        _wait_healthy(",".join(clients.values()))
-        yield [url.removeprefix("http://") for url in clients.values()]
+        for url in clients.values():
+            _wait_healthy(url)
+        urls = sorted(clients.values(), key=lambda url: not _leads(url))
+        yield Running([url.removeprefix("http://") for url in urls], [each.pid for each in running])
     finally:
         for process in running:
             _end(process)
@@ -165,10 +165,10 @@ def _python_server(module: str, folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def _process(program: str, *arguments: str, folder: Path) -> Iterator[None]:
+def _process(program: str, *arguments: str, folder: Path) -> Iterator[int]:
     process = _start(program, *arguments, folder=folder)
     try:
-        yield
+        yield process.pid
     finally:
         _end(process)
 
@@ -209,11 +209,20 @@ def _wait_answering(door: str) -> None:
             raise RuntimeError(f"the floor's process at {door} has ended")
 
 
-def _wait_healthy(endpoints: str) -> None:
+def _wait_healthy(url: str) -> None:
+    """Wait until a member of etcd has a leader."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
-        command = ["etcdctl", "--endpoints", endpoints, "endpoint", "health"]
-        if subprocess.run(command, capture_output=True, env=etcd_env(), check=False).returncode == 0:
-            return
+        with suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=START_S) as answer:
+            if json.load(answer)["health"] == "true":
+                return
         time.sleep(0.2)
-    raise TimeoutError(f"etcd at {endpoints} is not healthy within {START_S} s")
+    raise TimeoutError(f"etcd at {url} is not healthy within {START_S} s")
+
+
+def _leads(url: str) -> bool:
+    """Return True if a member of etcd is the leader."""
+    asked = urllib.request.Request(f"{url}/v3/maintenance/status", data=b"{}", method="POST")
+    with urllib.request.urlopen(asked, timeout=START_S) as answer:
+        status = json.load(answer)
+    return bool(status["leader"] == status["header"]["member_id"])

@@ -1,4 +1,5 @@
-"""Assign processors for a measurement: the client has one, the servers have the others, and none sleeps.
+"""Processors in a measurement: what a process has used of them, and their assignment. The client has one, the servers
+have the others, and none sleeps.
 
 A processor that has nothing to do goes to sleep, and takes some 30 µs to come back; one that two programs share has the
 other one's bytes in its caches. Both would make the same server slower for a program that takes longer between two
@@ -14,10 +15,18 @@ from collections.abc import Iterator, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
+
 AUTOGROUP = Path("/proc/self/autogroup")
 LEAST_NICE = "19"
 IS_LINUX = sys.platform == "linux"
 """Only Linux can restrict processes to processors. Elsewhere this module does nothing."""
+
+
+def spent_s(pid: int) -> float:
+    """Return the processor time of a process so far, in seconds."""
+    times = psutil.Process(pid).cpu_times()
+    return times.user + times.system
 
 
 def of_askers() -> Set[int]:

@@ -29,6 +29,7 @@ from kvstore.devcluster.zookeeper import four_letters
 from kvstore.errors import Unavailable
 from kvstore.loadtest.generator.options import path_word
 from loadtest.bench import peers
+from loadtest.bench.processors import spent_s
 from loadtest.bench.redis_lines import Line, run_for
 from loadtest.bytes_per_key import Puts, metrics_of, put_all
 
@@ -38,7 +39,6 @@ QUIET_S, SETTLE_MAX_S, REST_S = 12.0, 120.0, 15.0
 return to the nodes that the ring prefers. SETTLE_MAX_S is the maximum wait for that, and REST_S the time for which the
 cluster at rest is observed."""
 START_S, TAKEOVER_S, POLL_S = 600, 120.0, 0.2
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def measure(partitions: int, puts: Puts, seconds: float) -> dict[str, Any]:
@@ -157,8 +157,8 @@ def after_a_kill(file: ClusterFile, partitions: int) -> dict[str, Any]:
 
 def _counts(file: ClusterFile) -> dict[str, float]:
     return {
-        "nodes": sum(_cpu_s(node.pid) for node in file.nodes),
-        "store": _cpu_s(file.zookeeper_pid),
+        "nodes": sum(spent_s(node.pid or 0) for node in file.nodes),
+        "store": spent_s(file.zookeeper_pid or 0),
         **_store_counts(file),
     }
 
@@ -181,12 +181,6 @@ def store_counts(mntr: str, srvr: str) -> dict[str, int]:
         "requests": int(monitor["zk_packets_received"]),
         "writes": int(last[1], 16),
     }
-
-
-def _cpu_s(pid: int | None) -> float:
-    with open(f"/proc/{pid}/stat") as stat:
-        fields = stat.read().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
 
 def _status(node: NodePlace, name: str) -> int:

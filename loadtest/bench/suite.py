@@ -1,10 +1,15 @@
-"""The benchmark suite: our figures beside our targets, and beside the floor, etcd and Redis from the same run.
+"""The benchmark suite: the store beside etcd, Redis and the floor, on one machine, in alternation.
 
-    python -m loadtest.bench.suite [--data-dir DIR] [--runs 3] [--seconds 4] [--only TEXT] [--out FILE]
+    python -m loadtest.bench.suite [--data-dir DIR] [--runs 3] [--seconds 2] [--only TEXT] [--etcd PROGRAM]
+                                   [--out FILE [--add]]
 
-Without --data-dir a three-node cluster is started in a scratch folder and ended afterwards. Each line runs several
-times and the median counts. Rates depend on the machine: the ratios are what can be compared. The store and the floor
-(loadtest/floor.py), as it is and with lookup, take turns, with as many requests each; `--only floor` runs these alone.
+Each load is measured on each system in turn, and the order is reversed after each round, so that other work of the
+machine slows all systems alike. One generator, closedloop/, makes all loads except those of AsyncClient. A cell of the
+table has the median rate per second, and the median processor time of all processes of that store, in milliseconds per
+1,000 operations. Rates depend on the machine. The ratios, which are of medians, can be compared.
+
+Without --data-dir a three-node cluster is started in a scratch folder and ended afterwards. The stores that a run needs
+run all the time. With --add, the cells that FILE already has are kept, so that a long suite can run in parts.
 """
 
 from __future__ import annotations
@@ -12,23 +17,22 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from itertools import count
-from math import inf
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import uvloop
 
-from kvstore.cli.output import as_table
 from kvstore.client import AsyncClient, ClientConfig
 from kvstore.devcluster.layout import ClusterFile
 from kvstore.devcluster.local import LocalCluster
@@ -37,307 +41,436 @@ from kvstore.errors import ConfigError
 from kvstore.loadtest.generator.options import path_word
 from kvstore.loadtest.loads import LoadSpec, run_load
 from kvstore.ring.hashing import MURMUR3
-from loadtest.bench import etcd_load, peers
-from loadtest.bench.redis_lines import Figure, Line, requests_for, run_for, run_line
-from loadtest.bench.unary import calls_per_second
+from loadtest.bench import closed_loop, peers
+from loadtest.bench.closed_loop import Figures, Request
+from loadtest.bench.processors import spent_s
 from loadtest.floor_member import PROCESSES
 
 OFFSETS = range(24_000, 30_000, 100)
-SPREAD_S = 30.0
-"""Maximum wait until each node leads one partition."""
+SPREAD_S = 120.0
+"""Maximum wait until the nodes lead equally many partitions."""
+WARM_S = 0.5
+"""Length of the load before each measured span."""
+WRITTEN_KEYS = 1_000_000
+READ_KEYS = 10_000
+"""Number of keys that GETs draw from. All exist."""
+MANY = 48
+"""Number of partitions of the second cluster."""
+
+
+class Load(NamedTuple):
+    """A column of the table."""
+
+    op: str
+    connections: int
+    pipeline: int = 1
+
+    @property
+    def name(self) -> str:
+        pipelined = f", pipeline {self.pipeline}" if self.pipeline > 1 else ""
+        return f"{self.op.upper()}, {self.connections:,}{pipelined}"
+
+
+class System(NamedTuple):
+    """A row of the table: a store, and how it is asked."""
+
+    name: str
+    store: str
+    protocol: str
+    """A protocol of the generator, or `client` for AsyncClient."""
+    is_led: bool = False
+    """True if all keys are led by the asked node."""
+    is_spread: bool = False
+    """True if the callers ask all servers in turn, instead of one."""
+    channels: int = 0
+    """Number of gRPC connections that the callers share; 0: one for each caller."""
+
+
+LOADS = (Load("set", 1), Load("set", 50), Load("set", 1_000), Load("get", 1), Load("get", 50), Load("set", 50, 16))
+LED, RANDOM, CLUSTER = "kvstore, led keys", "kvstore, random keys", "kvstore, cluster client"
+CLIENT, HTTP, GRPC = "kvstore, AsyncClient", "kvstore, HTTP", "kvstore, unary gRPC"
+MANY_PARTITIONS = f"kvstore, random keys, {MANY} partitions"
+ETCD, SHARED, GATEWAY = "etcd, a connection for each caller", "etcd, 3 shared connections", "etcd, JSON gateway"
+REDIS = "Redis, appendfsync always"
+LOOKUP = "floor with lookup, random keys"
+SYSTEMS = (
+    System(LED, "kvstore", "resp", is_led=True),
+    System(RANDOM, "kvstore", "resp"),
+    System(CLUSTER, "kvstore", "cluster"),
+    System(CLIENT, "kvstore", "client"),
+    System(HTTP, "kvstore", "http", is_spread=True),
+    System(GRPC, "kvstore", "kv", is_spread=True),
+    System(MANY_PARTITIONS, "many", "resp"),
+    System("floor, led keys", "floor", "resp", is_led=True),
+    System("floor, random keys", "floor", "resp"),
+    System(LOOKUP, "lookup", "resp"),
+    System(ETCD, "etcd", "etcd"),
+    System(SHARED, "etcd", "etcd", channels=3),
+    System(GATEWAY, "etcd", "gateway"),
+    System(REDIS, "Redis", "resp"),
+)
+
+
+class Cell(NamedTuple):
+    load: Load
+    system: System
+
+    @property
+    def name(self) -> str:
+        return f"{self.load.name}: {self.system.name}"
+
+
+def cells(only: str) -> list[Cell]:
+    """Return the cells whose name contains a text. Only pipelines need many partitions, and only RESP has pipelines."""
+    return [
+        cell
+        for load in LOADS
+        for system in SYSTEMS
+        if (load.pipeline == 1 or system.protocol == "resp") and (load.pipeline > 1 or system.store != "many")
+        if only in (cell := Cell(load, system)).name
+    ]
+
+
+class Ratio(NamedTuple):
+    """A ratio of two cells."""
+
+    name: str
+    above: tuple[Load, str]
+    below: tuple[Load, str]
+    wanted: float | None
+    """The target: a minimum of rates, a maximum of processor times."""
+    of: str = "rate"
+    """`rate` or `cpu`."""
+
+
+SET_50, SET_1000, GET_50, PIPELINED = LOADS[1], LOADS[2], LOADS[4], LOADS[5]
+RATIOS = (
+    Ratio("SET, 50: random keys, of etcd's", (SET_50, RANDOM), (SET_50, ETCD), 1.5),
+    Ratio("SET, 50: random keys, of etcd's with shared connections", (SET_50, RANDOM), (SET_50, SHARED), None),
+    Ratio("SET, 50: random keys, of the floor's with lookup", (SET_50, RANDOM), (SET_50, LOOKUP), 0.6),
+    Ratio("SET, 50: cluster client, of etcd's", (SET_50, CLUSTER), (SET_50, ETCD), 2.0),
+    Ratio("SET, 1,000: random keys, of etcd's", (SET_1000, RANDOM), (SET_1000, ETCD), None),
+    Ratio("SET, 1,000: random keys, of etcd's with shared connections", (SET_1000, RANDOM), (SET_1000, SHARED), None),
+    Ratio("GET, 50: random keys, of etcd's", (GET_50, RANDOM), (GET_50, ETCD), 2.5),
+    Ratio("GET, 50: random keys, of etcd's with shared connections", (GET_50, RANDOM), (GET_50, SHARED), None),
+    Ratio("GET, 50: cluster client, of Redis's", (GET_50, CLUSTER), (GET_50, REDIS), 0.5),
+    Ratio("SET, 50: unary gRPC, of etcd's", (SET_50, GRPC), (SET_50, ETCD), 0.6),
+    Ratio("SET, 50: HTTP, of etcd's JSON gateway", (SET_50, HTTP), (SET_50, GATEWAY), 1.0),
+    Ratio("HTTP: SET, 1,000, of SET, 50", (SET_1000, HTTP), (SET_50, HTTP), 0.8),
+    Ratio(f"SET, pipeline 16: {MANY} partitions, of 3", (PIPELINED, MANY_PARTITIONS), (PIPELINED, RANDOM), 0.8),
+    Ratio("SET, 50: processor time of random keys, of led ones", (SET_50, RANDOM), (SET_50, LED), 1.9, "cpu"),
+)
 
 
 @dataclass
 class Measured:
-    """One line of the report."""
+    """The figures of one cell, one of each round."""
 
-    name: str
-    unit: str = "/s"
-    target: float | None = None
-    """The target: a minimum, or a maximum for times."""
-    values: list[float] = field(default_factory=list)
-    note: str = ""
-    """Remarks on the figures, such as failed operations or a change of leader."""
+    rates: list[float] = field(default_factory=list)
+    cpu_ms: list[float] = field(default_factory=list)
+    """Processor time of all processes of the store, in milliseconds per 1,000 operations."""
+    p50_ms: list[float] = field(default_factory=list)
+    p99_ms: list[float] = field(default_factory=list)
+    errors: Counter[str] = field(default_factory=Counter)
+
+    def add(self, figures: Figures, cpu_s: float) -> None:
+        self.rates.append(figures.rate)
+        self.cpu_ms.append(cpu_s * 1e6 / figures.operations if figures.operations else math.nan)
+        self.p50_ms.append(figures.p50_ms)
+        self.p99_ms.append(figures.p99_ms)
+        self.errors.update(figures.errors)
 
     @property
-    def value(self) -> float:
-        return median(self.values) if self.values else 0.0
+    def rate(self) -> float:
+        return median(self.rates)
 
     @property
-    def reached(self) -> bool | None:
-        if self.target is None or not self.values:
-            return None
-        return self.value <= self.target if self.unit == "ms" else self.value >= self.target
+    def cpu(self) -> float:
+        return median(self.cpu_ms)
 
-    def row(self) -> dict[str, Any]:
-        shown = {True: "yes", False: "NO", None: "-"}[self.reached]
-        spread = f"{min(self.values):.4g}-{max(self.values):.4g}" if self.values else "-"
-        value = f"{self.value:,.0f}" if self.unit == "/s" else f"{self.value:.2f}"
-        target = "-" if self.target is None else f"{self.target:,g}"
+    def document(self) -> dict[str, Any]:
         return {
-            "what": self.name,
-            "unit": self.unit,
-            "median": value,
-            "of": spread,
-            "target": target,
-            "reached": shown,
-            "note": self.note,
+            "rates": self.rates,
+            "cpu_ms": self.cpu_ms,
+            "p50_ms": self.p50_ms,
+            "p99_ms": self.p99_ms,
+            "errors": dict(self.errors),
         }
 
-
-@dataclass(frozen=True)
-class Subject:
-    """The cluster, and the leader of a partition."""
-
-    file: ClusterFile
-    asked: str
-    """RESP address of the node that receives the requests."""
-    tag: str
-    """Hash tag of the keys that this node leads."""
-    config: ClientConfig
+    @classmethod
+    def from_document(cls, found: dict[str, Any]) -> Measured:
+        return cls(**{**found, "errors": Counter(found["errors"])})
 
 
-def run_suite(*, data_dir: Path | None, runs: int, seconds: float, only: str, out: Path) -> list[Measured]:
-    """Run the suite, print it, and write it. Raises ConfigError if no line is to be measured."""
-    with peers.scratch() as folder, _cluster(data_dir, folder) as file:
-        subject = _on_loop(lambda: _subject(file))
-        # First the floor: it begins with as little data as the store.
-        found = [*_beside_floor(subject, runs, seconds, only), *_ours(subject, runs, seconds, only)]
-    if not found:
-        raise ConfigError(f"no line that can be measured here holds {only!r} in its name")
-    ratios = []
-    if not only:
-        ratios = _beside_peers({each.name: each for each in found}, runs, seconds)
-    report = [*found, *ratios]
-    print(as_table([each.row() for each in report]))
+Table = dict[str, Measured]
+"""The measured cells by name."""
+
+
+class Store(NamedTuple):
+    """A running store."""
+
+    doors: dict[str, list[str]]
+    """The addresses of its servers by protocol. The first one is asked, unless all are."""
+    pids: list[int]
+    """All of its server processes, the metadata store's included."""
+    tag: str = ""
+    """Hash tag of the keys that the first server leads."""
+    config: ClientConfig | None = None
+
+
+def run_suite(
+    *, data_dir: Path | None, runs: int, seconds: float, only: str, etcd: str, out: Path, is_adding: bool
+) -> Table:
+    """Run the suite, print its tables, and write them. Raises ConfigError if no cell is to be measured."""
+    table: Table = {}
+    if is_adding and out.exists():
+        kept = json.loads(out.read_text())["cells"]
+        table = {name: Measured.from_document(each) for name, each in kept.items()}
+    with peers.scratch() as folder:
+        program = _generator(folder)
+        wanted = [cell for cell in cells(only) if _can_be_measured(cell, program, etcd)]
+        if not wanted:
+            raise ConfigError(f"no cell that can be measured here contains {only!r} in its name")
+        with ExitStack() as stack:
+            stores = {
+                name: stack.enter_context(_started(name, folder / name, data_dir, etcd))
+                for name in dict.fromkeys(cell.system.store for cell in wanted)
+            }
+            _fill(wanted, stores, program)
+            table |= _measure(wanted, stores, program, runs, seconds)
+    shown = f"{figures_table(table)}\n\n{ratios_table(table)}"
+    print(shown)
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps({"machine": _machine(), "lines": [_document(each) for each in report]}, indent=2))
+    document = {"machine": _machine(), "cells": {name: each.document() for name, each in table.items()}}
+    out.write_text(json.dumps(document, indent=2))
     print(f"\nfigures in {out}")
-    return report
+    return table
 
 
-LINES: tuple[tuple[str, Line, float | None], ...] = (
-    ("SET, 50 connections, led by the asked node", Line("set", 50, tag="tag"), 20_000),
-    ("SET, 50 connections, pipeline 16, led by the asked node", Line("set", 50, pipeline=16, tag="tag"), 100_000),
-    ("GET, 50 connections, led by the asked node", Line("get", 50, tag="tag"), 70_000),
-    ("SET, 50 connections, random keys", Line("set", 50), 14_000),
-    ("SET, 50 connections, pipeline 16, random keys", Line("set", 50, pipeline=16), 80_000),
-    ("GET, 50 connections, random keys", Line("get", 50), 50_000),
-    ("GET, 50 connections, pipeline 16, random keys", Line("get", 50, pipeline=16), None),
-)
-WIDE = "SET, 1,000 connections, 1 KB, random keys"
-ASYNC = "AsyncClient put, 1,000 in flight, 1 KB"
-EMPTY = "a gRPC server that does nothing: unary Get, 64 in flight"
-REDIS = "Redis, appendfsync always"
-REDIS_REFERENCE = {("set", 1): 66_500, ("set", 16): 435_000, ("get", 1): 100_000}
-"""(Command, pipeline) → operations per second of Redis on the machine for which the targets were set. A target
-divided by this figure is a target for any machine."""
-SINGLE = "SET, 1 connection: p50, led by the asked node"
-FLOORS = {"the floor": False, "the floor with lookup": True}
-FLOOR_LINES: tuple[tuple[str, Line], ...] = (
-    (SINGLE, Line("set", 1, tag="tag")),
-    *((name, line) for name, line, _ in LINES if (line.command, line.pipeline) != ("get", 16)),
-)
-ETCD = "etcd, three nodes: put, 1,000 in flight, 1 KB"
+def _generator(folder: Path) -> Path | None:
+    try:
+        return closed_loop.build(folder)
+    except (FileNotFoundError, RuntimeError) as error:
+        print(f"{error}; only {CLIENT} is measured", file=sys.stderr)
+        return None
 
 
-def _ours(subject: Subject, runs: int, seconds: float, only: str) -> Iterator[Measured]:
-    for measured, once in _lines(subject, seconds):
-        if only in measured.name:
-            yield _repeat(measured, runs, once)
+def _can_be_measured(cell: Cell, program: Path | None, etcd: str) -> bool:
+    if program is None and cell.system.protocol != "client":
+        return False
+    needed = {"etcd": etcd, "Redis": "redis-server"}.get(cell.system.store)
+    if needed is None or peers.is_installed(needed):
+        return True
+    print(f"{needed} is not installed; left out: {cell.name}", file=sys.stderr)
+    return False
 
 
-def _lines(subject: Subject, seconds: float) -> Iterator[tuple[Measured, Callable[[], float]]]:
-    """Return each line with the function that measures it once; without redis-benchmark, only the lines of our own
-    clients."""
-    if peers.is_installed("redis-benchmark"):
-        yield from _redis_lines(subject, seconds)
+@contextmanager
+def _started(name: str, folder: Path, data_dir: Path | None, etcd: str) -> Iterator[Store]:
+    if name == "etcd":
+        with peers.etcd(folder, etcd) as running:
+            yield Store({"etcd": running.addresses, "gateway": running.addresses}, running.pids)
+    elif name == "Redis":
+        with peers.redis(folder) as running:
+            yield Store({"resp": running.addresses}, running.pids)
+    elif name in ("floor", "lookup"):
+        tag = next(f"t{number}" for number in count() if MURMUR3.token_of(b"t%d" % number) % PROCESSES == 0)
+        with peers.floor(folder, is_looking_up=name == "lookup") as floor:
+            yield Store({"resp": floor.doors}, floor.pids, tag)
     else:
-        print("redis-benchmark (Debian: redis-tools) is not installed: its lines are left out", file=sys.stderr)
-    for kind in ("put", "get"):
-        load = LoadSpec(seconds=seconds, in_flight=1_000, value_bytes=1_024, mix=((kind, 1),), keys=1_000_000)
-        measured = Measured(ASYNC.replace("put", kind))
-        yield measured, partial(_async_client, subject, load, measured)
-    for method, target in (("Put", 2_500.0), ("Get", 4_000.0)):
-        yield (
-            Measured(f"unary gRPC {method}, 64 in flight", target=target),
-            partial(_unary, subject, method, seconds),
+        is_many = name == "many"
+        with _cluster(None if is_many else data_dir, folder, MANY if is_many else None) as file:
+            store = _on_loop(lambda: _store(file))
+            leaders = _on_loop(lambda: _spread(store.config))
+            yield store
+            if leaders != _on_loop(lambda: _leaders(store.config)):
+                print("leaders have moved: figures of led keys may be of forwarded ones", file=sys.stderr)
+
+
+def _fill(wanted: Sequence[Cell], stores: dict[str, Store], program: Path | None) -> None:
+    """Set the keys that GETs draw from."""
+    for name, store in stores.items():
+        prefixes = {_prefix(each, store) for each in wanted if each.load.op == "get" and each.system.store == name}
+        for prefix in prefixes if program is not None else ():
+            protocol, doors = next(iter(store.doors.items()))
+            found = closed_loop.run(program, Request(protocol, doors, "fill", 50, prefix=prefix, keys=READ_KEYS))
+            if found.operations != READ_KEYS:
+                raise RuntimeError(f"{name}: expected {READ_KEYS:,} keys to be set, got {found}")
+
+
+def _measure(
+    wanted: Sequence[Cell], stores: dict[str, Store], program: Path | None, runs: int, seconds: float
+) -> Table:
+    """Measure each cell once a round. Within a round all systems get a load in turn."""
+    found: Table = {cell.name: Measured() for cell in wanted}
+    order = list(wanted)
+    for run in range(runs):
+        for cell in order:
+            store = stores[cell.system.store]
+            measured = found[cell.name]
+            figures, cpu_s = _once(cell, store, program, seconds, seed=run + 1)
+            measured.add(figures, cpu_s)
+            told = f"{figures.rate:,.0f}/s, {measured.cpu_ms[-1]:.1f} ms per 1,000"
+            print(f"round {run + 1}, {cell.name}: {told} {figures.errors or ''}", file=sys.stderr, flush=True)
+        order.reverse()  # nobody always follows the same system, which may have left work behind
+    return found
+
+
+def _once(cell: Cell, store: Store, program: Path | None, seconds: float, seed: int) -> tuple[Figures, float]:
+    """Measure a cell once. Returns the processor seconds of the store's processes, too."""
+    load, system = cell
+    borders: list[float] = []
+
+    def at_border() -> None:
+        borders.append(sum(map(spent_s, store.pids)))
+
+    keys = READ_KEYS if load.op == "get" else WRITTEN_KEYS
+    prefix = _prefix(cell, store)
+    if system.protocol == "client":
+        spec = LoadSpec(
+            seconds=seconds,
+            warmup_s=0.0,
+            in_flight=load.connections,
+            mix=(({"set": "put"}.get(load.op, load.op), 1),),
+            keys=keys,
+            prefix=prefix.encode(),
+            seed=seed,
         )
+        figures = _on_loop(lambda: _async_client(store.config, spec, at_border))
+    else:
+        assert program is not None
+        doors = store.doors[system.protocol]
+        request = Request(
+            system.protocol,
+            doors if system.is_spread else doors[:1],
+            load.op,
+            load.connections,
+            load.pipeline,
+            min(system.channels, load.connections),
+            prefix,
+            keys,
+            seconds,
+            WARM_S,
+            seed,
+        )
+        figures = closed_loop.run(program, request, at_border)
+    return figures, borders[1] - borders[0]
 
 
-def _redis_lines(subject: Subject, seconds: float) -> Iterator[tuple[Measured, Callable[[], float]]]:
-    for name, line, target in LINES:
-        yield Measured(name, target=target), partial(_rate, subject, line, seconds)
-    single = Measured(SINGLE, "ms", 0.8)
-    yield single, lambda: _redis(subject, Line("set", 1, tag="tag"), seconds).p50_ms
-    yield Measured(WIDE), partial(_rate, subject, Line("set", 1_000, 1_024), seconds)
+def _prefix(cell: Cell, store: Store) -> str:
+    return f"{{{store.tag}}}:" if cell.system.is_led else "key:"
 
 
-def _rate(subject: Subject, line: Line, seconds: float) -> float:
-    return _redis(subject, line, seconds).per_s
+async def _async_client(config: ClientConfig, load: LoadSpec, at_border: Callable[[], None]) -> Figures:
+    async with AsyncClient(config) as client:
+        await run_load(client, replace(load, seconds=WARM_S, seed=load.seed + 1_000))
+        at_border()
+        found = await run_load(client, load)
+        at_border()
+    ((_, tally),) = found.tallies.items()
+    p50, p99 = (tally.responses.get_value_at_percentile(share) / 1000 for share in (50, 99))
+    return Figures(found.rate, p50, p99, found.operations, dict(found.errors))
 
 
-def _requests_per_s(line: Line, address: str, requests: int) -> float:
-    return run_line(line, address, requests).per_s
+def figures_table(table: Table) -> str:
+    """Return a Markdown table: a row per system, a column per load."""
+    loads = [load for load in LOADS if any(Cell(load, system).name in table for system in SYSTEMS)]
+    rows = [
+        [system.name, *(_shown(table.get(Cell(load, system).name)) for load in loads)]
+        for system in SYSTEMS
+        if any(Cell(load, system).name in table for load in loads)
+    ]
+    return _markdown(["", *(load.name for load in loads)], rows)
 
 
-def _unary(subject: Subject, method: str, seconds: float) -> float:
-    address = next(node.grpc for node in subject.file.nodes if node.resp == subject.asked)
-    return _unary_calls(address, method, subject.tag, seconds)
+def _shown(measured: Measured | None) -> str:
+    if measured is None:
+        return ""
+    failed = sum(measured.errors.values())
+    refused = f"; {failed:,} errors" if failed else ""
+    return f"{measured.rate:,.0f}; {measured.cpu:,.3g}{refused}"
 
 
-def _unary_calls(address: str, method: str, tag: str, seconds: float) -> float:
-    return float(_on_loop(lambda: calls_per_second(address, method, tag, in_flight=64, seconds=seconds)))
+def ratios_table(table: Table) -> str:
+    """Return a Markdown table of the ratios whose cells are measured."""
+    rows = []
+    for ratio in RATIOS:
+        value = value_of(ratio, table)
+        if value is None:
+            continue
+        wanted, met = "", ""
+        if ratio.wanted is not None:
+            is_rate = ratio.of == "rate"
+            wanted = f"{'≥' if is_rate else '≤'} {ratio.wanted:g}"
+            met = "yes" if (value >= ratio.wanted if is_rate else value <= ratio.wanted) else "no"
+        rows.append([ratio.name, f"{value:.2f}", wanted, met])
+    return _markdown(["ratio", "measured", "wanted", "met"], rows)
 
 
-def _redis(subject: Subject, line: Line, seconds: float) -> Figure:
-    """Run redis-benchmark for about `seconds`. A short run finds the number of requests for that."""
-    line = line._replace(tag=subject.tag if line.tag else "")
-    return run_for(line, subject.asked, seconds)
+def value_of(ratio: Ratio, table: Table) -> float | None:
+    """Return the ratio of two medians, or None if a cell is missing or no operation of it succeeded."""
+    found = []
+    for load, name in (ratio.above, ratio.below):
+        measured = table.get(f"{load.name}: {name}")
+        if measured is None:
+            return None
+        found.append(getattr(measured, ratio.of))
+    above, below = found
+    return above / below if below else None
 
 
-def _async_client(subject: Subject, load: LoadSpec, measured: Measured) -> float:
-    async def main() -> float:
-        async with AsyncClient(subject.config) as client:
-            found = await run_load(client, load)
-        if found.errors:
-            measured.note = f"errors: {dict(found.errors)}"
-            print(measured.note, file=sys.stderr)
-        return found.rate
-
-    return float(_on_loop(main))
+def _markdown(heads: list[str], rows: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in [heads, ["---"] * len(heads), *rows])
 
 
-def _beside_floor(subject: Subject, runs: int, seconds: float, only: str) -> list[Measured]:
-    """Yield the lines of the store and of the floors, and the ratios. Lines of the store alone need no floor."""
-    lines = [each for each in FLOOR_LINES if not only or (only in f"floor: {each[0]}" and "floor" in only)]
-    if not lines or not peers.is_installed("redis-benchmark"):
-        return []
-    found: list[Measured] = []
-    leaders = _on_loop(lambda: _spread(subject))
-    tag = next(f"t{number}" for number in count() if MURMUR3.token_of(b"t%d" % number) % PROCESSES == 0)
-    with peers.scratch() as folder, ExitStack() as stack:
-        asked = {"the store": (subject.asked, subject.tag)}
-        for place, (floor, is_looking_up) in enumerate(FLOORS.items()):
-            running = stack.enter_context(peers.floor(folder / str(place), is_looking_up=is_looking_up))
-            asked[floor] = running.doors[0], tag
-        for name, line in lines:
-            found += _in_turn(name, line, asked, runs, seconds)
-    if leaders != _on_loop(lambda: _leaders(subject)):
-        print("leaders have moved: the ratios to the floor do not count", file=sys.stderr)
-        for each in found:
-            each.note = "leaders have moved: does not count"
-    return found
-
-
-def _in_turn(name: str, line: Line, asked: dict[str, tuple[str, str]], runs: int, seconds: float) -> Iterator[Measured]:
-    """Measure one line at the store and at the floors in turn, so that other work of the machine slows all alike."""
-    lines = {who: (line._replace(tag=tag if line.tag else ""), address) for who, (address, tag) in asked.items()}
-    (store, at), *_ = lines.values()
-    requests = requests_for(store, at, seconds)
-    figures: dict[str, list[float]] = {who: [] for who in asked}
-    turns = list(asked)
-    for _ in range(runs):
-        for who in turns:
-            each, address = lines[who]
-            figure = run_line(each, address, requests)
-            figures[who].append(figure.p50_ms if name == SINGLE else figure.per_s)
-        turns.reverse()  # nobody always comes after the same one, which may have left work behind
-    for who, values in figures.items():
-        yield _told(Measured(f"floor: {name}: {who}", "ms" if name == SINGLE else "/s", values=values))
-    for floor in FLOORS:
-        ratios = [ours / theirs for ours, theirs in zip(figures["the store"], figures[floor], strict=True)]
-        yield _told(Measured(f"floor: {name}: the store / {floor}", "x", values=ratios))
-
-
-def _beside_peers(ours: dict[str, Measured], runs: int, seconds: float) -> list[Measured]:
-    """Yield the lines of Redis and etcd on this machine while our own cluster is down, and the ratios."""
-    found: list[Measured] = []
-    with peers.scratch() as folder, peers.empty_grpc(folder) as address:
-        found.append(_repeat(Measured(EMPTY), runs, lambda: _unary_calls(address, "Get", "empty", seconds)))
-    if peers.is_installed("redis-server", "redis-benchmark"):
-        with peers.scratch() as folder, peers.redis(folder) as port:
-            found += _beside_redis(ours, f"127.0.0.1:{port}", runs)
-    if peers.is_installed("etcd", "etcdctl"):
-        with peers.scratch() as folder, peers.etcd(folder) as addresses:
-            stub = _repeat(Measured(f"{ETCD}, a stub client"), runs, lambda: _etcd(addresses, seconds))
-            print("etcdctl check perf --load=xl takes a minute", file=sys.stderr)
-            checked = Measured(
-                "etcd, three nodes: etcdctl check perf --load=xl", values=[etcd_load.check_perf(addresses)]
-            )
-        found += [stub, checked]
-        best = max(stub.value, checked.value)
-        for name in (WIDE, ASYNC):
-            if name in ours and best:
-                found.append(Measured(f"{name}: times etcd's", "x", 6.0, [ours[name].value / best]))
-    return found
-
-
-def _beside_redis(ours: dict[str, Measured], address: str, runs: int) -> Iterator[Measured]:
-    for (command, pipeline), reference in REDIS_REFERENCE.items():
-        name = f"{REDIS}: {command.upper()}, 50 connections, pipeline {pipeline}"
-        line, requests = Line(command, 50, pipeline=pipeline), 100_000 * pipeline
-        redis = _repeat(Measured(name), runs, partial(_requests_per_s, line, address, requests))
-        yield redis
-        for our_name, our_line, target in LINES:
-            if (our_line.command, our_line.pipeline) == (command, pipeline) and target is not None:
-                ratio = ours[our_name].value / redis.value
-                yield Measured(f"{our_name}: times Redis's", "x", round(target / reference, 2), [ratio])
-
-
-def _etcd(addresses: list[str], seconds: float) -> float:
-    return _on_loop(lambda: etcd_load.puts_per_second(addresses, in_flight=1_000, value_bytes=1_024, seconds=seconds))
-
-
-def _repeat(measured: Measured, runs: int, once: Callable[[], float]) -> Measured:
-    for _ in range(runs):
-        measured.values.append(once())
-    return _told(measured)
-
-
-def _told(measured: Measured) -> Measured:
-    print(f"{measured.name}: {measured.value:,.4g} {measured.unit}", file=sys.stderr, flush=True)
-    return measured
-
-
-async def _subject(file: ClusterFile) -> Subject:
+async def _store(file: ClusterFile) -> Store:
+    """Return the cluster as a store. Its first node is one that leads a partition."""
     config = ClientConfig(endpoints=tuple(node.grpc for node in file.nodes))
+    pids = [pid for pid in (file.zookeeper_pid, *(node.pid for node in file.nodes)) if pid is not None]
     async with AsyncClient(config) as client:
         for number in range(1_000):
             tag = f"t{number}"
             leader = client.cluster.leader_of(client.cluster.partition_of(b"{%b}" % tag.encode()))
-            node = next((each for each in file.nodes if each.grpc == leader), None)
-            if node is not None:
-                return Subject(file, node.resp, tag, config)
+            if leader in config.endpoints:
+                nodes = sorted(file.nodes, key=lambda node: node.grpc != leader)
+                doors = {
+                    "resp": [node.resp for node in nodes],
+                    "cluster": [node.resp for node in nodes],
+                    "http": [node.http for node in nodes],
+                    "kv": [node.grpc for node in nodes],
+                }
+                return Store(doors, pids, tag, config)
     raise RuntimeError("no partition has a leader")
 
 
-async def _leaders(subject: Subject) -> dict[str, str]:
+async def _leaders(config: ClientConfig) -> dict[str, str]:
     """Return the leader of each partition."""
-    async with AsyncClient(subject.config) as client:
+    async with AsyncClient(config) as client:
         return {each: client.cluster.leader_of(each) for each in client.cluster.partitions()}
 
 
-async def _spread(subject: Subject) -> dict[str, str]:
-    """Return the leaders once each node leads one partition, as in the floor. After a while, return the leaders as
-    they are."""
+async def _spread(config: ClientConfig) -> dict[str, str]:
+    """Return the leaders once all nodes lead equally many partitions. After a while, return the leaders as they are."""
     until = time.monotonic() + SPREAD_S
-    while len(set((leaders := await _leaders(subject)).values())) < len(leaders):
+    while True:
+        leaders = await _leaders(config)
+        if max(Counter(leaders.values()).values()) <= math.ceil(len(leaders) / len(config.endpoints)):
+            return leaders
         if time.monotonic() > until:
-            print(f"not each node leads one partition, as in the floor: {leaders}", file=sys.stderr)
-            break
+            shares = dict(Counter(leaders.values()))
+            print(f"the nodes do not lead equally many partitions: {shares}", file=sys.stderr)
+            return leaders
         await asyncio.sleep(0.5)
-    return leaders
 
 
 @contextmanager
-def _cluster(data_dir: Path | None, folder: Path) -> Iterator[ClusterFile]:
+def _cluster(data_dir: Path | None, folder: Path, partitions: int | None) -> Iterator[ClusterFile]:
     if data_dir is not None:
         yield LocalCluster(data_dir).load()
         return
     cluster = LocalCluster(folder / "data", lambda text: print(text, file=sys.stderr))
     try:
-        yield peers.up_on_free_ports(cluster, OFFSETS)
+        yield peers.up_on_free_ports(cluster, OFFSETS, partitions=partitions)
     finally:
         cluster.down()  # also what `up` had started before it raised
 
@@ -349,10 +482,6 @@ def _on_loop(work: Callable[[], Any]) -> Any:
             return await work()
 
         return runner.run(main())
-
-
-def _document(measured: Measured) -> dict[str, Any]:
-    return {**asdict(measured), "median": measured.value, "reached": measured.reached}
 
 
 def _machine() -> dict[str, Any]:
@@ -369,11 +498,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=path_word)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--only", default="")
+    parser.add_argument("--etcd", default="etcd")
     parser.add_argument("--out", type=path_word, default=Path("reports/bench.json"))
+    parser.add_argument("--add", action="store_true", dest="is_adding")
     words = parser.parse_args()
-    if words.runs < 1 or not 0 < words.seconds < inf:
+    if words.runs < 1 or not 0 < words.seconds < math.inf:
         parser.error(f"expected 1 run or more, of more than 0 seconds each, got {words.runs} of {words.seconds:g} s")
     try:
         run_suite(**vars(words))

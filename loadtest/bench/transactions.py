@@ -241,8 +241,8 @@ def main() -> None:
         stack.callback(cluster.down)
         file = peers.up_on_free_ports(cluster, OFFSETS, partitions=PARTITIONS)
         etcd: list[str] = []
-        if peers.is_installed("etcd", "etcdctl"):
-            etcd = stack.enter_context(peers.etcd(folder / "etcd"))
+        if peers.is_installed("etcd"):
+            etcd = stack.enter_context(peers.etcd(folder / "etcd")).addresses
         else:
             print("etcd is not installed; its lines are left out")
         endpoints = [node.grpc for node in file.nodes]

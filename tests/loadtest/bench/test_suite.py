@@ -1,22 +1,20 @@
-"""The benchmark suite leaves no process, and needs nothing that a fresh machine lacks."""
+"""The benchmark suite leaves no process and leaves out what a machine lacks. Its tables have medians and ratios."""
 
 from __future__ import annotations
 
-import asyncio
+import json
 import sys
-from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvstore.client import ClientConfig
-from kvstore.devcluster.layout import ClusterFile, UpOptions
+from kvstore.devcluster.layout import UpOptions
 from kvstore.errors import ConfigError, Unavailable
-from kvstore.loadtest.loads import LoadResult, LoadSpec
-from loadtest.bench import redis_lines, suite
-from loadtest.bench.redis_lines import Figure, Line
+from loadtest.bench import suite
+from loadtest.bench.closed_loop import Figures
+from loadtest.bench.suite import Cell, Load, Measured, Store
 
 
 @pytest.mark.parametrize("failure", [Unavailable("n2 ended while starting"), KeyboardInterrupt()], ids=repr)
@@ -45,78 +43,130 @@ def test_processes_started_before_the_cluster_failed_are_ended(
             running.clear()
 
     monkeypatch.setattr(suite, "LocalCluster", Failing)
-    with pytest.raises(type(failure)), suite._cluster(None, tmp_path):
+    with pytest.raises(type(failure)), suite._cluster(None, tmp_path, None):
         raise AssertionError("there is no cluster to measure")
     assert tried == list(suite.OFFSETS[:3]), "ports that are taken are passed over, and nothing else"
     assert running == set()
 
 
-def test_unknown_lines_are_refused_in_one_line(
+LOAD = Load("set", 50)
+
+
+def measured(*rounds: tuple[float, float]) -> Measured:
+    """Return a cell of rates per second, and processor milliseconds per 1,000 operations."""
+    found = Measured()
+    for rate, cpu_ms in rounds:
+        found.add(Figures(rate, 1.0, 2.0, 1_000, {}), cpu_ms / 1_000)
+    return found
+
+
+def test_cells_have_medians_and_ratios_are_of_medians() -> None:
+    table = {
+        f"{LOAD.name}: {suite.RANDOM}": measured((3_000, 300), (9_000, 100), (1_000, 50)),
+        f"{LOAD.name}: {suite.ETCD}": measured((1_500, 200), (2_000, 300), (2_500, 250)),
+        f"{LOAD.name}: {suite.LED}": measured((8_000, 50)),
+    }
+    assert suite.figures_table(table).splitlines() == [
+        "|  | SET, 50 |",
+        "| --- | --- |",
+        f"| {suite.LED} | 8,000; 50 |",
+        f"| {suite.RANDOM} | 3,000; 100 |",
+        f"| {suite.ETCD} | 2,000; 250 |",
+    ]
+    assert suite.ratios_table(table).splitlines() == [
+        "| ratio | measured | wanted | met |",
+        "| --- | --- | --- | --- |",
+        "| SET, 50: random keys, of etcd's | 1.50 | ≥ 1.5 | yes |",
+        "| SET, 50: processor time of random keys, of led ones | 2.00 | ≤ 1.9 | no |",
+    ]
+
+
+def test_errors_are_in_the_table_and_a_failed_cell_has_no_ratio() -> None:
+    failed = Measured()
+    failed.add(Figures(0.0, 0.0, 0.0, 0, {"HTTP 429": 1_200}), 1.0)
+    failed.add(Figures(0.0, 0.0, 0.0, 0, {"HTTP 429": 100, "lost": 1}), 1.0)
+    table = {f"{LOAD.name}: {suite.HTTP}": measured((1, 1)), f"{LOAD.name}: {suite.GATEWAY}": failed}
+    assert f"| {suite.GATEWAY} | 0; nan; 1,301 errors |" in suite.figures_table(table)
+    assert len(suite.ratios_table(table).splitlines()) == 2
+
+
+def test_every_ratio_is_of_cells_that_are_measured() -> None:
+    names = {cell.name for cell in suite.cells("")}
+    assert {f"{load.name}: {name}" for each in suite.RATIOS for load, name in (each.above, each.below)} <= names
+
+
+def test_systems_take_turns_and_the_order_is_reversed(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def once(cell: Cell, _store: Any, _program: Any, _seconds: float, seed: int) -> tuple[Figures, float]:
+        asked.append((cell.system.name, seed))
+        return Figures(100.0 * seed, 1.0, 1.0, 1_000, {}), 0.25
+
+    monkeypatch.setattr(suite, "_once", once)
+    wanted = [cell for cell in suite.cells(f"{LOAD.name}: ") if cell.system.store == "floor"]
+    store = Store({}, [])
+    found = suite._measure(wanted, {"floor": store}, None, 3, 1.0)
+    first, second = (cell.system.name for cell in wanted)
+    assert asked == [(first, 1), (second, 1), (second, 2), (first, 2), (first, 3), (second, 3)]
+    assert [(each.rate, each.cpu) for each in found.values()] == [(200.0, 250.0)] * 2
+
+
+def test_results_of_other_cells_are_kept_when_a_run_adds(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def subject(_file: ClusterFile) -> None:
-        return None
-
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(suite, "_cluster", lambda _data_dir, _folder: nullcontext())
-    monkeypatch.setattr(suite, "_subject", subject)
-    monkeypatch.setattr(suite, "_lines", lambda _subject, _seconds: iter(()))
+    monkeypatch.setattr(suite, "_generator", lambda _folder: tmp_path)
+    monkeypatch.setattr(suite, "_started", lambda *_: nullcontext(Store({}, [])))
+    monkeypatch.setattr(
+        suite, "_measure", lambda wanted, *_: {cell.name: measured((len(cell.load.name), 1)) for cell in wanted}
+    )
+    out = tmp_path / "bench.json"
+
+    def run(only: str, *, is_adding: bool) -> set[str]:
+        suite.run_suite(data_dir=None, runs=1, seconds=1.0, only=only, etcd="etcd", out=out, is_adding=is_adding)
+        return set(json.loads(out.read_text())["cells"])
+
+    one, two = f"SET, 1: {suite.LED}", f"SET, 50: {suite.LED}"
+    assert run(one, is_adding=True) == {one}
+    assert run(two, is_adding=True) == {one, two}
+    assert "| kvstore, led keys | 6; 1 | 7; 1 |" in capsys.readouterr().out
+    assert run(two, is_adding=False) == {two}
+
+
+def test_without_go_only_the_async_client_is_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    program = suite._generator(tmp_path)
+    left = {cell.system.name for cell in suite.cells("") if suite._can_be_measured(cell, program, "etcd")}
+    assert left == {suite.CLIENT}
+    assert capsys.readouterr().err == "Go is not installed; only kvstore, AsyncClient is measured\n"
+
+
+def test_stores_that_are_not_installed_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    wanted = suite.cells(LOAD.name)
+    left = {each.system.store for each in wanted if suite._can_be_measured(each, tmp_path, str(tmp_path / "etcd"))}
+    assert not left & {"etcd", "Redis"}
+    assert f"{tmp_path}/etcd is not installed; left out: SET, 50: {suite.ETCD}" in capsys.readouterr().err
+    for program in ("etcd", "redis-server"):
+        (tmp_path / program).touch(0o755)
+    assert all(suite._can_be_measured(each, tmp_path, str(tmp_path / "etcd")) for each in wanted)
+
+
+def test_unknown_cells_are_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(suite, "_generator", lambda _folder: tmp_path)
     monkeypatch.setattr(sys, "argv", ["suite", "--only", "nothing"])
     with pytest.raises(SystemExit) as ended:
         suite.main()
     assert ended.value.code == 2
-    assert capsys.readouterr().err == "suite: no line that can be measured here holds 'nothing' in its name\n"
-
-
-def test_store_and_the_floors_take_turns_and_ratios_are_of_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, str, int]] = []
-    rates = {"s:1": 10.0, "f:1": 20.0, "g:1": 40.0}
-
-    def run_line(line: Line, address: str, requests: int) -> Figure:
-        asked.append((address, line.tag, requests))
-        return Figure(rates[address] * len(asked), 1.0, 1.0)
-
-    for module in (suite, redis_lines):
-        monkeypatch.setattr(module, "run_line", run_line)
-    places = {"the store": ("s:1", "t1"), "the floor": ("f:1", "t2"), "the floor with lookup": ("g:1", "t2")}
-    found = list(suite._in_turn("SET", Line("set", 1, tag="tag"), places, 2, 1_000.0))
-    assert asked[0] == ("s:1", "t1", 2_000), "how fast the store is"
-    s, f, g = (("s:1", "t1", 10_000), ("f:1", "t2", 10_000), ("g:1", "t2", 10_000))
-    assert asked[1:] == [s, f, g, g, f, s]
-    assert [(each.name.removeprefix("floor: SET: "), each.values) for each in found] == [
-        ("the store", [20.0, 70.0]),
-        ("the floor", [60.0, 120.0]),
-        ("the floor with lookup", [160.0, 200.0]),
-        ("the store / the floor", [20 / 60, 70 / 120]),
-        ("the store / the floor with lookup", [20 / 160, 70 / 200]),
-    ]
-
-
-def test_measuring_only_store_lines_starts_no_floor() -> None:
-    subject = suite.Subject.__new__(suite.Subject)
-    for only in ("SET, 50 connections", "GET", "nothing", "floor: nothing"):
-        assert list(suite._beside_floor(subject, 1, 1.0, only)) == []
-
-
-def test_without_redis_benchmark_the_lines_of_our_own_clients_are_measured(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    subject = suite.Subject(
-        ClusterFile.__new__(ClusterFile), "127.0.0.1:6401", "t0", ClientConfig(endpoints=("127.0.0.1:7401",))
-    )
-    monkeypatch.setenv("PATH", str(tmp_path))
-    without = [measured.name for measured, _ in suite._lines(subject, 1.0)]
-    assert without == [
-        "AsyncClient put, 1,000 in flight, 1 KB",
-        "AsyncClient get, 1,000 in flight, 1 KB",
-        "unary gRPC Put, 64 in flight",
-        "unary gRPC Get, 64 in flight",
-    ]
-    assert "redis-tools" in capsys.readouterr().err
-    program = tmp_path / "redis-benchmark"
-    program.touch(0o755)
-    assert [measured.name for measured, _ in suite._lines(subject, 1.0)][-4:] == without
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err == "suite: no cell that can be measured here contains 'nothing' in its name\n"
 
 
 @pytest.mark.parametrize("words", [["--runs", "0"], ["--seconds", "0"], ["--seconds", "nan"]])
@@ -129,19 +179,3 @@ def test_suite_of_nothing_is_refused(
         suite.main()
     assert ended.value.code == 2
     assert "expected 1 run or more" in capsys.readouterr().err
-
-
-def test_failed_operations_are_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The line showed only the rate of the completed operations."""
-    outcome = LoadResult(LoadSpec(), took_s=1.0, errors=Counter({"Unavailable": 3}))
-
-    async def run_load(_client: Any, _load: LoadSpec) -> LoadResult:
-        return outcome
-
-    monkeypatch.setattr(suite, "run_load", run_load)
-    monkeypatch.setattr(suite, "AsyncClient", lambda _config: nullcontext())
-    monkeypatch.setattr(suite, "_on_loop", lambda work: asyncio.run(work()))
-    subject = suite.Subject(ClusterFile.__new__(ClusterFile), "", "", ClientConfig(endpoints=("a:1",)))
-    measured = suite.Measured("put")
-    suite._async_client(subject, LoadSpec(), measured)
-    assert measured.row()["note"] == "errors: {'Unavailable': 3}"
