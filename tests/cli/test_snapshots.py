@@ -336,7 +336,7 @@ def test_cut_that_cannot_be_had_is_one_line(
         ("restore {} --at yesterday", "'--at': expected a moment"),
         ("restore {} --position p1=-1", "'--position': expected PARTITION=SEQUENCE"),
         ("restore {} --position p1=99999999999999999999", "'--position': expected PARTITION=SEQUENCE"),
-        ("prune {}", "--keep, --daily, --weekly, --monthly: expected at least one"),
+        ("prune {}", "expected at least one of --keep, --daily, --weekly and --monthly"),
         ("legal-hold {} a", "--reason, --release: expected --reason or --release, and not both"),
         ("legal-hold {} a --reason x --release", "--reason, --release: expected --reason or --release, and not both"),
         ("diff {} a", "Missing argument"),
