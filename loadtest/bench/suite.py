@@ -9,7 +9,8 @@ table has the median rate per second, and the median processor time of all proce
 1,000 operations. Rates depend on the machine. The ratios, which are of medians, can be compared.
 
 Without --data-dir a three-node cluster is started in a scratch folder and ended afterwards. The stores that a run needs
-run all the time. With --add, the cells that FILE already has are kept, so that a long suite can run in parts.
+run all the time. With --add, the cells that FILE already has are kept, and further rounds of a cell are added to them,
+so that a long suite can run in parts.
 """
 
 from __future__ import annotations
@@ -180,6 +181,12 @@ class Measured:
         self.p99_ms.append(figures.p99_ms)
         self.errors.update(figures.errors)
 
+    def extend(self, later: Measured) -> None:
+        """Add the rounds of a later run."""
+        for name in ("rates", "cpu_ms", "p50_ms", "p99_ms"):
+            getattr(self, name).extend(getattr(later, name))
+        self.errors.update(later.errors)
+
     @property
     def rate(self) -> float:
         return median(self.rates)
@@ -237,7 +244,8 @@ def run_suite(
                 for name in dict.fromkeys(cell.system.store for cell in wanted)
             }
             _fill(wanted, stores, program)
-            table |= _measure(wanted, stores, program, runs, seconds)
+            for name, measured in _measure(wanted, stores, program, runs, seconds).items():
+                table.setdefault(name, Measured()).extend(measured)
     shown = f"{figures_table(table)}\n\n{ratios_table(table)}"
     print(shown)
     out.parent.mkdir(parents=True, exist_ok=True)

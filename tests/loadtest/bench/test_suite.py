@@ -111,7 +111,7 @@ def test_systems_take_turns_and_the_order_is_reversed(monkeypatch: pytest.Monkey
     assert [(each.rate, each.cpu) for each in found.values()] == [(200.0, 250.0)] * 2
 
 
-def test_results_of_other_cells_are_kept_when_a_run_adds(
+def test_cells_and_rounds_are_kept_when_a_run_adds(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -130,6 +130,8 @@ def test_results_of_other_cells_are_kept_when_a_run_adds(
     assert run(one, is_adding=True) == {one}
     assert run(two, is_adding=True) == {one, two}
     assert "| kvstore, led keys | 6; 1 | 7; 1 |" in capsys.readouterr().out
+    assert run(two, is_adding=True) == {one, two}
+    assert json.loads(out.read_text())["cells"][two]["rates"] == [7, 7]
     assert run(two, is_adding=False) == {two}
 
 
