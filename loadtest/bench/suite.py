@@ -89,7 +89,8 @@ class System(NamedTuple):
 
 LOADS = (Load("set", 1), Load("set", 50), Load("set", 1_000), Load("get", 1), Load("get", 50), Load("set", 50, 16))
 LED, RANDOM, CLUSTER = "kvstore, led keys", "kvstore, random keys", "kvstore, cluster client"
-CLIENT, HTTP, GRPC = "kvstore, AsyncClient", "kvstore, HTTP", "kvstore, unary gRPC"
+CLIENT, HTTP = "kvstore, AsyncClient", "kvstore, HTTP"
+GRPC, SHARED_GRPC = "kvstore, unary gRPC", "kvstore, unary gRPC, 3 shared connections"
 MANY_PARTITIONS = f"kvstore, random keys, {MANY} partitions"
 ETCD, SHARED, GATEWAY = "etcd, a connection for each caller", "etcd, 3 shared connections", "etcd, JSON gateway"
 REDIS = "Redis, appendfsync always"
@@ -101,6 +102,7 @@ SYSTEMS = (
     System(CLIENT, "kvstore", "client"),
     System(HTTP, "kvstore", "http", is_spread=True),
     System(GRPC, "kvstore", "kv", is_spread=True),
+    System(SHARED_GRPC, "kvstore", "kv", is_spread=True, channels=3),
     System(MANY_PARTITIONS, "many", "resp"),
     System("floor, led keys", "floor", "resp", is_led=True),
     System("floor, random keys", "floor", "resp"),
@@ -156,6 +158,9 @@ RATIOS = (
     Ratio("GET, 50: random keys, of etcd's with shared connections", (GET_50, RANDOM), (GET_50, SHARED), None),
     Ratio("GET, 50: cluster client, of Redis's", (GET_50, CLUSTER), (GET_50, REDIS), 0.5),
     Ratio("SET, 50: unary gRPC, of etcd's", (SET_50, GRPC), (SET_50, ETCD), 0.6),
+    Ratio(
+        "SET, 50: unary gRPC, of etcd's, both with shared connections", (SET_50, SHARED_GRPC), (SET_50, SHARED), None
+    ),
     Ratio("SET, 50: HTTP, of etcd's JSON gateway", (SET_50, HTTP), (SET_50, GATEWAY), 1.0),
     Ratio("HTTP: SET, 1,000, of SET, 50", (SET_1000, HTTP), (SET_50, HTTP), 0.8),
     Ratio(f"SET, pipeline 16: {MANY} partitions, of 3", (PIPELINED, MANY_PARTITIONS), (PIPELINED, RANDOM), 0.8),
@@ -396,7 +401,8 @@ def _shown(measured: Measured | None) -> str:
         return ""
     failed = sum(measured.errors.values())
     refused = f"; {failed:,} errors" if failed else ""
-    return f"{measured.rate:,.0f}; {measured.cpu:,.3g}{refused}"
+    cpu = f"{measured.cpu:,.0f}" if measured.cpu >= 100 else f"{measured.cpu:.3g}"
+    return f"{measured.rate:,.0f}; {cpu}{refused}"
 
 
 def ratios_table(table: Table) -> str:

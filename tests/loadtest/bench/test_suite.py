@@ -65,18 +65,23 @@ def test_cells_have_medians_and_ratios_are_of_medians() -> None:
         f"{LOAD.name}: {suite.RANDOM}": measured((3_000, 300), (9_000, 100), (1_000, 50)),
         f"{LOAD.name}: {suite.ETCD}": measured((1_500, 200), (2_000, 300), (2_500, 250)),
         f"{LOAD.name}: {suite.LED}": measured((8_000, 50)),
+        f"{LOAD.name}: {suite.REDIS}": measured((60_000, 9.876)),
+        f"{LOAD.name}: {suite.GRPC}": measured((500, 1_234.5)),
     }
     assert suite.figures_table(table).splitlines() == [
         "|  | SET, 50 |",
         "| --- | --- |",
         f"| {suite.LED} | 8,000; 50 |",
         f"| {suite.RANDOM} | 3,000; 100 |",
+        f"| {suite.GRPC} | 500; 1,234 |",
         f"| {suite.ETCD} | 2,000; 250 |",
+        f"| {suite.REDIS} | 60,000; 9.88 |",
     ]
     assert suite.ratios_table(table).splitlines() == [
         "| ratio | measured | wanted | met |",
         "| --- | --- | --- | --- |",
         "| SET, 50: random keys, of etcd's | 1.50 | ≥ 1.5 | yes |",
+        "| SET, 50: unary gRPC, of etcd's | 0.25 | ≥ 0.6 | no |",
         "| SET, 50: processor time of random keys, of led ones | 2.00 | ≤ 1.9 | no |",
     ]
 
