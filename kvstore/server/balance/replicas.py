@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from kvstore.server.balance.judge import Judge, Verdict, threshold
 from kvstore.server.balance.observation import Observation
 from kvstore.server.balance.step import Goal, Step
-from kvstore.server.placement.balancing import BalancingMove, Placed, even_move, keeps_zones
+from kvstore.server.placement.balancing import BalancingMove, Placed, even_move, may_move
 from kvstore.types import PartitionId, ServerId
 
 DISK_HIGH = 0.75
@@ -91,11 +91,11 @@ def _by_disk(seen: Observation, judge: Judge, placed: list[Placed], held: Mappin
                 continue
             moved = full.disk_used * seen.keys[partition] / keys
             for newcomer, empty in sorted(seen.servers.items()):
-                if newcomer in each.servers or not empty.disk_total or held[newcomer] > held[leaving]:
+                if not empty.disk_total or held[newcomer] > held[leaving]:
                     continue
                 after = empty.used + moved / empty.disk_total
                 gap = full.used - moved / full.disk_total - after
-                if full.used - empty.used < DISK_GAP or gap < 0 or not keeps_zones(each, leaving, newcomer, zones):
+                if full.used - empty.used < DISK_GAP or gap < 0 or not may_move(each, leaving, newcomer, zones):
                     continue
                 reason = f"the disk of {leaving} is {full.used:.0%} full and that of {newcomer} {empty.used:.0%}"
                 step = Step(goal=Goal.REPLICAS, partition=partition, source=leaving, target=newcomer, reason=reason)
