@@ -143,7 +143,7 @@ class Ratio(NamedTuple):
     wanted: float | None
     """The target: a minimum of rates, a maximum of processor times."""
     of: str = "rate"
-    """`rate` or `cpu`."""
+    """`rate` or `cpu`, the processor time."""
 
 
 SET_50, SET_1000, GET_50, PIPELINED = LOADS[1], LOADS[2], LOADS[4], LOADS[5]
@@ -406,31 +406,34 @@ def _shown(measured: Measured | None) -> str:
 
 
 def ratios_table(table: Table) -> str:
-    """Return a Markdown table of the ratios whose cells are measured."""
+    """Return a Markdown table of the ratios whose cells are measured, with the range of the ratios of single rounds."""
     rows = []
     for ratio in RATIOS:
-        value = value_of(ratio, table)
-        if value is None:
+        found = rounds_of(ratio, table)
+        if found is None:
             continue
+        above, below = found
+        value = median(above) / median(below)
+        each = [one / other for one, other in zip(above, below, strict=False)]
         wanted, met = "", ""
         if ratio.wanted is not None:
             is_rate = ratio.of == "rate"
             wanted = f"{'≥' if is_rate else '≤'} {ratio.wanted:g}"
             met = "yes" if (value >= ratio.wanted if is_rate else value <= ratio.wanted) else "no"
-        rows.append([ratio.name, f"{value:.2f}", wanted, met])
-    return _markdown(["ratio", "measured", "wanted", "met"], rows)
+        rows.append([ratio.name, f"{value:.2f}", f"{min(each):.2f} to {max(each):.2f}", wanted, met])
+    return _markdown(["ratio", "of medians", "of rounds", "wanted", "met"], rows)
 
 
-def value_of(ratio: Ratio, table: Table) -> float | None:
-    """Return the ratio of two medians, or None if a cell is missing or no operation of it succeeded."""
-    found = []
+def rounds_of(ratio: Ratio, table: Table) -> tuple[list[float], list[float]] | None:
+    """Return the figures of both cells, or None if a cell is missing or had a round without an operation."""
+    found: list[list[float]] = []
     for load, name in (ratio.above, ratio.below):
         measured = table.get(f"{load.name}: {name}")
-        if measured is None:
+        if measured is None or not all(measured.rates):
             return None
-        found.append(getattr(measured, ratio.of))
+        found.append(measured.rates if ratio.of == "rate" else measured.cpu_ms)
     above, below = found
-    return above / below if below else None
+    return above, below
 
 
 def _markdown(heads: list[str], rows: list[list[str]]) -> str:
