@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup browser up down static site docs quick check test sim sims mutants drill drill-counts drill-repairs drill-locks drill-bank bench budget hops loadtest snapshot-demo generate proto reference lock lowest pythons release audit format interop redis-clients schedulers
+.PHONY: help setup test-tools up down static site docs quick check test sim sims mutants drill drill-counts drill-repairs drill-locks drill-bank bench budget hops loadtest snapshot-demo generate proto reference lock lowest pythons release audit format interop redis-clients schedulers
 
 BIN := .venv/bin
 # A node is 400 modules, and the tests start hundreds of nodes: without compiled files each takes 0.6 s more.
@@ -17,8 +17,8 @@ setup: .venv/.ready ## install everything into .venv, tests and Spark included; 
 .venv/.local: requirements-build.lock requirements-local.lock pyproject.toml scripts/setup.sh
 	@scripts/setup.sh --local
 
-browser: ## Chromium for the tests of the dashboard, from Debian's packages, as root
-	@scripts/browser.sh
+test-tools: ## Chromium, redis-cli and promtool for some tests, from Debian's packages, as root
+	@scripts/test_tools.sh
 
 up: .venv/.local ## start the local cluster: ZooKeeper, three nodes, three partitions
 	@$(BIN)/kvstore up --detach

@@ -17,7 +17,7 @@ from tests.png import small_png
 from tests.waiting import PATIENCE_S, wait_until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-MISSING = "no Chromium here: `make browser`"
+MISSING = "no Chromium here: `make test-tools`"
 PIXELS = """new Promise(async done => {
   const picture = new Image();
   picture.src = "data:image/png;base64,DATA";

@@ -4,6 +4,7 @@ them. Tests that need promtool are skipped if it is not installed (Debian's pack
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -25,7 +26,7 @@ UNIT_TESTS = (FOLDER / "rules_test.yml").read_text(encoding="utf-8")
 PUBLISHED = {f"kvstore_{name}" for name in DECLARED} | METRICS.keys()
 METRIC = re.compile(r"\b(?:kvstore|process)_[a-z0-9_]+\b")
 OF_PROMETHEUS = {"process_cpu_seconds_total", "process_resident_memory_bytes"}
-PROMTOOL = shutil.which("promtool")
+PROMTOOL = shutil.which("promtool", path=f"{os.environ['PATH']}{os.pathsep}{ROOT}/build/tools")
 needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
 
 
