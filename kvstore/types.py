@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -12,7 +13,7 @@ EntryId = NewType("EntryId", int)
 BookieId = NewType("BookieId", str)
 """A bookie's id as ensembles name it: `<name>-<incarnation>`, or an id that the operator sets."""
 ServerId = NewType("ServerId", str)
-"""A node's id, for example `n1`."""
+"""A node's id, for example `n1`; `n1.2` is the second process of the machine `n1`."""
 PartitionId = NewType("PartitionId", str)
 """A partition's id, for example `p1`."""
 Seq = NewType("Seq", int)
@@ -23,6 +24,14 @@ NO_ENTRY = EntryId(-1)
 """The id before the first entry."""
 NO_LEDGER = LedgerId(-1)
 """The id before the first ledger."""
+_PROCESS = re.compile(r"(.+)\.[1-9][0-9]*")
+
+
+# docs/protocol.md H15
+def machine_of(node: str) -> str:
+    """Return the machine that a node is a process of: `n1` for `n1` and for `n1.2`."""
+    match = _PROCESS.fullmatch(node)
+    return match[1] if match else node
 
 
 # docs/protocol.md G7

@@ -38,14 +38,15 @@ BY_PYTEST = (
     "tests/sim/recovering/test_mutants.py",
     "tests/sim/upgrading/test_mixed.py",
     "tests/namespaces/test_mutants.py",
+    "tests/server/balance/test_mutants.py",
     "tests/server/access/test_mutants.py",
     "tests/server/access/test_rule_mutants.py",
     "tests/server/routing/test_read_transaction.py",
     "tests/server/access/test_logins_unfounded.py",
     "tests/sim/coordination",
 )
-"""Suites whose tests break something themselves: a leader's, an auditor's, a guard's, a lock's or a budget's code, who
-is let in, or a model by one of its rules."""
+"""Suites whose tests break something themselves: the code of a leader, an auditor, a guard, a lock, a budget or the
+balancer, who is let in, or a model by one of its rules."""
 BREAKS = re.compile(r"test_(?:a_broken_|broken_|without_|\w+_without_|\w+_is_noticed)")
 """Names of the tests in these suites that break something."""
 

@@ -19,7 +19,7 @@ from kvstore.meta.lost import without_lost
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, LedgerState
 from kvstore.wal.coverage import is_covered
 from kvstore.wal.creator import owner_of
-from kvstore.wal.placement import machine_of, newcomers_of, replaced, spread_out
+from kvstore.wal.placement import newcomers_of, node_of_or_none, replaced, spread_out
 from kvstore.wal.repair import bookies_of
 
 if TYPE_CHECKING:
@@ -403,7 +403,7 @@ class RepairMachine:
 def is_incarnation(bookie: BookieId) -> bool:
     """Return True if `bookie` is the id of a kvstore bookie. Such a bookie gets a new id when it loses its disk, and
     lists no entries that it cannot read (docs/protocol.md, L13, B14)."""
-    return machine_of(bookie) != bookie
+    return node_of_or_none(bookie) is not None
 
 
 def _kept_where(metadata: LedgerMetadata, wanted: LedgerMetadata, unreadable: Collection[EntryId]) -> LedgerMetadata:

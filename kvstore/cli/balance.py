@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from kvstore.cli.admin import ask_admin
 from kvstore.cli.cluster import LOCAL, ClusterOptions, Json
+from kvstore.cli.node.commands import ask_node
 from kvstore.cli.output import as_json, as_table
+from kvstore.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
     from kvstore.proto.admin_pb2 import BalanceResponse, BalanceStep
+    from kvstore.proto.admin_pb2_grpc import AdminStub
 
 MADE_SHOWN_MAX = 10
 
@@ -32,12 +36,23 @@ def explain(cluster: ClusterOptions = LOCAL, json: Json = False) -> None:
     """Show the balancer's next step, the reasons for it and against it, and the steps that were made.
 
     Changes nothing, whatever `[balance] mode` is. The step is computed from one observation; the balancer makes a step
-    only if the imbalance lasts.
+    only if the imbalance lasts. The server that balances answers, by its own settings.
     """
+    answer = ask_admin(cluster, _asked)
+    if answer.balancer:
+        try:
+            answer = ask_node(answer.balancer, cluster, _asked)
+        except (ConfigError, StoreError) as error:
+            why = f"{answer.balancer}, which balances the cluster, does not answer ({error})"
+            print(f"kvstore: {why}; the settings shown are those of another server", file=sys.stderr)
+    print(as_json(_document(answer)) if json else _text(answer))
+
+
+def _asked(stub: AdminStub, within: float) -> BalanceResponse:
     from kvstore.proto.admin_pb2 import BalanceRequest
 
-    answer = ask_admin(cluster, lambda stub, within: stub.Balance(BalanceRequest(), timeout=within))
-    print(as_json(_document(answer)) if json else _text(answer))
+    found: BalanceResponse = stub.Balance(BalanceRequest(), timeout=within)
+    return found
 
 
 def _document(answer: BalanceResponse) -> dict[str, Any]:

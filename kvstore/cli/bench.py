@@ -108,7 +108,7 @@ def suite(
     only: Annotated[str, typer.Option(help="Run only benchmarks whose name contains this text")] = "",
     etcd: Annotated[str, typer.Option(help="Program of the etcd to compare with")] = "etcd",
     out: Annotated[Path, typer.Option(callback=checked_path, help="File for the results")] = Path("reports/bench.json"),
-    add: Annotated[bool, typer.Option("--add", help="Keep the other results that the file has")] = False,
+    add: Annotated[bool, typer.Option("--add", help="Add to the results in the file")] = False,
 ) -> None:
     """Run the benchmark suite of a source checkout, and etcd and Redis for comparison if they are installed"""
     try:

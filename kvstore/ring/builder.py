@@ -18,8 +18,8 @@ def new_ring(
 ) -> Ring:
     """Build the first ring of a cluster, with `replicas` replicas for each partition. `servers` maps each server to its
     zone; an empty zone means that the server is in no zone. `hash` is the cluster's key hash for good. Raises
-    ValueError if `partitions` is empty, if there are more partitions than the key hash allows, or fewer servers than
-    replicas."""
+    ValueError if `partitions` is empty, if there are more partitions than the key hash allows, or if the servers are
+    on fewer machines than there are replicas."""
     if not partitions:
         raise ValueError("expected at least one partition, got none")
     first, *others = place_members(partitions, servers, replicas)

@@ -1,13 +1,13 @@
-"""Chooses the servers for a partition's replicas: distinct servers, in distinct zones if there are zones, the least
-loaded servers first. Decides only, deterministically."""
+"""Chooses the servers for a partition's replicas: on distinct machines, in distinct zones if there are zones, the least
+loaded servers first (docs/protocol.md, H15). Decides only, deterministically."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from kvstore.ring.ring import Member, PartitionState
-from kvstore.types import PartitionId, ServerId
+from kvstore.types import PartitionId, ServerId, machine_of
 
 
 def place_replicas(
@@ -18,10 +18,10 @@ def place_replicas(
 
     Servers in zones without a replica come first, then the servers with the fewest replicas (`replicas`), then the
     order of names decides. Among the chosen servers, the one that leads the fewest partitions (`leads`) becomes the
-    preferred leader. Raises ValueError if there are fewer than `count` servers.
+    preferred leader. Raises ValueError if the servers are on fewer than `count` machines.
     """
-    if not 1 <= count <= len(servers):
-        raise ValueError(f"expected 1 to {len(servers)} replicas, one per server, got {count}")
+    if not 1 <= count <= (machines := machine_count(servers)):
+        raise ValueError(f"expected 1 to {machines} replicas, one per machine, got {count}")
     chosen: list[ServerId] = []
     while len(chosen) < count:
         chosen.append(_best(servers, chosen, replicas))
@@ -56,21 +56,33 @@ def place_members(
 def replacement(
     servers: Mapping[ServerId, str], member: Member, leaving: ServerId, replicas: Mapping[ServerId, int]
 ) -> ServerId | None:
-    """Return the best server to take over the replica on `leaving`, or None if every candidate already has a replica.
-    `servers` maps each candidate to its zone. A server that already has a replica but is not a candidate counts as
-    being in no zone."""
+    """Return the best server to take over the replica on `leaving`, or None if no candidate may. `servers` maps each
+    candidate to its zone. A server that already has a replica but is not a candidate counts as being in no zone."""
     staying = [server for server in member.replicas if server != leaving]
-    if not set(servers) - set(member.replicas):
-        return None
-    return _best(servers, staying, replicas, never=leaving)
+    known = {
+        server: zone
+        for server, zone in servers.items()
+        if server in staying or may_replace(server, leaving, member.replicas)
+    }
+    return _best(known, staying, replicas) if known.keys() - set(staying) else None
 
 
-def _best(
-    servers: Mapping[ServerId, str],
-    chosen: list[ServerId],
-    replicas: Mapping[ServerId, int],
-    never: ServerId | None = None,
-) -> ServerId:
+# docs/protocol.md H15
+def may_replace(newcomer: ServerId, leaving: ServerId, replicas: Collection[ServerId]) -> bool:
+    """Return True if `newcomer` may take over the replica on `leaving` of a partition with these replicas: it has none,
+    and no other replica is on its machine."""
+    return newcomer not in replicas and machine_of(newcomer) not in {
+        machine_of(server) for server in replicas if server != leaving
+    }
+
+
+def machine_count(servers: Iterable[ServerId]) -> int:
+    """Return the number of machines that the servers are on."""
+    return len(set(map(machine_of, servers)))
+
+
+def _best(servers: Mapping[ServerId, str], chosen: list[ServerId], replicas: Mapping[ServerId, int]) -> ServerId:
     zones = Counter(zone for zone in (servers.get(server, "") for server in chosen) if zone)
-    rest = [server for server in servers if server not in chosen and server != never]
+    machines = set(map(machine_of, chosen))
+    rest = [server for server in servers if machine_of(server) not in machines]
     return min(rest, key=lambda server: (zones[servers[server]], replicas.get(server, 0), server))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from kvstore.ring.placement import may_replace
 from kvstore.ring.ring import Member, PartitionState, Ring
 from kvstore.types import PartitionId, ServerId
 
@@ -16,15 +17,16 @@ from kvstore.types import PartitionId, ServerId
 # docs/protocol.md H6
 def begin_replacing(ring: Ring, partition: PartitionId, newcomer: ServerId, leaving: ServerId) -> Ring:
     """Add a replica on `newcomer`, which replaces the replica on `leaving` once it has caught up. Raises ValueError if
-    `leaving` has no replica of the partition or is already part of a replacement, or if `newcomer` already has a
-    replica."""
+    `leaving` has no replica of the partition or is already part of a replacement, or if `newcomer` or another process
+    of its machine already has a replica."""
     member = _member(ring, partition)
     if (newcomer, leaving) in member.replacing:
         return ring
-    if leaving not in member.replicas or newcomer in member.replicas:
+    if leaving not in member.replicas or not may_replace(newcomer, leaving, member.replicas):
         where = ", ".join(member.replicas)
         raise ValueError(
-            f"partition {partition}: expected a replica on {where} to move to another server, got {newcomer}"
+            f"partition {partition}: expected a replica on {where} to move to a server on another machine, got "
+            f"{newcomer}"
         )
     if leaving in {server for pair in member.replacing for server in pair}:
         raise ValueError(f"partition {partition}: the replica on {leaving} is being replaced or is itself a newcomer")

@@ -184,6 +184,13 @@ class Ring:
             yield TokenRange(previous, token, owner)
             previous = token
 
+    def ranges_by_owner(self) -> dict[PartitionId, list[TokenRange]]:
+        """Return the ranges of each partition in the order of their ends."""
+        found: dict[PartitionId, list[TokenRange]] = {partition: [] for partition in self.partitions}
+        for span in self.ranges():
+            found[span.owner].append(span)
+        return found
+
     def shares(self) -> dict[PartitionId, float]:
         """Return the fraction of the hash space that each partition owns. The fractions add up to 1."""
         owned = dict.fromkeys(self.partitions, 0)

@@ -11,7 +11,7 @@ from kvstore.errors import NotEnoughBookies
 from kvstore.meta.registration import RegisteredBookies
 from kvstore.meta.store import MetadataStore, SessionState
 from kvstore.types import BookieId, LedgerMetadata, Quorum
-from kvstore.wal.placement import choose, machine_of, quorum_for, spread_out, swaps
+from kvstore.wal.placement import choose, machine_count, quorum_for, spread_out, swaps
 from kvstore.wal.repair import bookies_of
 
 QUARANTINE_S = 5.0
@@ -76,11 +76,11 @@ class BookieChoice:
         return bookie in self._view.current.writable or self.is_readonly(bookie)
 
     def is_full(self, ack: int) -> bool:
-        """Return True if enough bookies for an ack quorum are registered, but too few of them are writable, so that no
-        log can be opened. Returns False while the metadata store is unreachable."""
+        """Return True if the bookies of enough machines for an ack quorum are registered, but too few of these are
+        writable, so that no log can be opened. Returns False while the metadata store is unreachable."""
         bookies = self._view.current
         is_known = self._store.state is SessionState.CONNECTED
-        return is_known and len(bookies.writable) < ack <= len(bookies.writable | bookies.readonly)
+        return is_known and machine_count(bookies.writable) < ack <= machine_count(bookies.writable | bookies.readonly)
 
     def spares(self, *, is_urgent: bool = False) -> frozenset[BookieId]:
         """Return the bookies that may replace a failed one. With `is_urgent`, the quarantine of failed bookies is
@@ -93,7 +93,7 @@ class BookieChoice:
     @property
     def room(self) -> int:
         """Maximum size of an ensemble of spare bookies: the number of machines that have one."""
-        return _machines(self.spares())
+        return machine_count(self.spares())
 
     def failed(self, bookie: BookieId) -> None:
         """Do not choose `bookie` as a replacement for the next QUARANTINE_S seconds."""
@@ -104,12 +104,12 @@ class BookieChoice:
         smaller than the default if there are too few, but never smaller than the ack quorum. Bookies in `failed` and
         quarantined ones are avoided if possible. Raises NotEnoughBookies."""
         writable = self.writable
-        quorum = quorum_for(_machines(writable), default)
+        quorum = quorum_for(machine_count(writable), default)
         avoid = self._quarantined().union(failed)
         good = writable - avoid
-        if default.ack <= _machines(good) < quorum.ensemble:
+        if default.ack <= machine_count(good) < quorum.ensemble:
             # a smaller ensemble, but of bookies that answer
-            quorum, writable = quorum_for(_machines(good), default), good
+            quorum, writable = quorum_for(machine_count(good), default), good
         zones = self.zones_of(writable)
         ensemble = choose(zones, quorum.ensemble, self._random, write=quorum.write, own=self.own, avoid=avoid)
         if len(ensemble) < quorum.ensemble:
@@ -151,7 +151,3 @@ class BookieChoice:
     def _changed(self) -> None:
         for listener in list(self._listeners.values()):
             listener()
-
-
-def _machines(bookies: Collection[BookieId]) -> int:
-    return len({machine_of(bookie) for bookie in bookies})

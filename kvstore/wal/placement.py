@@ -9,20 +9,20 @@ that is as wide as its write quorum, any two places hold a common entry. In a wi
 entry if they are less than a write quorum apart. A bookie without a zone clashes with no other bookie, because its
 location is unknown.
 
-A machine that has lost its disk is registered twice until its former session ends. Both registrations belong to one
-machine, and at most one of them answers, so no ensemble includes both. It is better to leave a failed bookie in its
-place, because the bookie may come back.
+Bookies of one machine are lost together, so no ensemble includes two of them, however few machines there are. They are
+the bookies of a machine's processes. A bookie that has lost its disk is also registered twice until its former session
+ends. It is better to leave a failed bookie in its place, because the bookie may come back.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvstore.errors import NotEnoughBookies
-from kvstore.types import BookieId, Fragment, LedgerMetadata, Quorum
+from kvstore.types import BookieId, Fragment, LedgerMetadata, Quorum, machine_of
 
 if TYPE_CHECKING:
     from random import Random
@@ -41,19 +41,32 @@ class BookieSwap(NamedTuple):
     newcomer: BookieId
 
 
-def machine_of(bookie: BookieId) -> str:
-    """Return the machine of a bookie: the part of a kvstore bookie's id that stays the same when the bookie loses its
-    disk (docs/protocol.md, L13). Other bookies have no incarnation, and the result is the whole id."""
+def node_of_or_none(bookie: BookieId) -> str | None:
+    """Return the node of a kvstore bookie: the part of its id that stays the same when the bookie loses its disk
+    (docs/protocol.md, L13). Other bookies have no incarnation and no known node."""
     match = _INCARNATION.fullmatch(bookie)
-    return match.group(1) if match else bookie
+    return match[1] if match else None
 
 
-def quorum_for(writable: int, default: Quorum) -> Quorum:
-    """Return the default quorum, reduced to fit `writable` bookies. The ack quorum is never reduced. Raises
-    NotEnoughBookies if there are fewer bookies than the ack quorum."""
-    if writable < default.ack:
-        raise NotEnoughBookies(f"expected at least {default.ack} writable bookies for an ack quorum, got {writable}")
-    size = min(default.ensemble, writable)
+def machine_of_bookie(bookie: BookieId) -> str:
+    """Return the machine of a bookie. A bookie without a known node counts as a machine."""
+    node = node_of_or_none(bookie)
+    return bookie if node is None else machine_of(node)
+
+
+def machine_count(bookies: Iterable[BookieId]) -> int:
+    """Return the number of machines that the bookies are on."""
+    return len({machine_of_bookie(bookie) for bookie in bookies})
+
+
+def quorum_for(machines: int, default: Quorum) -> Quorum:
+    """Return the default quorum, reduced to fit `machines` with a writable bookie. The ack quorum is never reduced.
+    Raises NotEnoughBookies if there are fewer machines than the ack quorum."""
+    if machines < default.ack:
+        raise NotEnoughBookies(
+            f"expected writable bookies on at least {default.ack} machines for an ack quorum, got {machines}"
+        )
+    size = min(default.ensemble, machines)
     return Quorum(size, min(default.write, size), default.ack)
 
 
@@ -75,7 +88,7 @@ def choose(
     used: list[str] = []
     while left and len(chosen) < count:
         best = min(left, key=lambda b: (b in avoid, used.count(zones[b]) if zones[b] else 0, b != own))
-        left = [bookie for bookie in left if machine_of(bookie) != machine_of(best)]
+        left = [bookie for bookie in left if machine_of_bookie(bookie) != machine_of_bookie(best)]
         chosen.append(best)
         used.append(zones[best])
     return _ordered(chosen, len(chosen) if write is None else write, zones)
@@ -102,9 +115,9 @@ def swaps(
         if leaving not in failed:
             continue
         others = (found.get(each, each) for each in ensemble if each != leaving)
-        twins = {each for each in failed if machine_of(each) == machine_of(leaving)}
-        machines = {machine_of(each) for each in others if each not in twins}
-        free = [spare for spare in spares if machine_of(spare) not in machines]
+        twins = {each for each in failed if machine_of_bookie(each) == machine_of_bookie(leaving)}
+        machines = {machine_of_bookie(each) for each in others if each not in twins}
+        free = [spare for spare in spares if machine_of_bookie(spare) not in machines]
         if not free:
             continue
 
@@ -135,8 +148,8 @@ def better_place(
     If several exchanges are equally good, `own` keeps its place."""
     if not clashes(ensemble, write, zones):
         return None
-    machines = {machine_of(bookie) for bookie in ensemble}
-    free = sorted(bookie for bookie in spares if zones.get(bookie) and machine_of(bookie) not in machines)
+    machines = {machine_of_bookie(bookie) for bookie in ensemble}
+    free = sorted(bookie for bookie in spares if zones.get(bookie) and machine_of_bookie(bookie) not in machines)
     luck.shuffle(free)
     best: tuple[tuple[int, bool], BookieSwap] | None = None
     for place, leaving in enumerate(ensemble):

@@ -9,7 +9,8 @@ table has the median rate per second, and the median processor time of all proce
 1,000 operations. Rates depend on the machine. The ratios, which are of medians, can be compared.
 
 Without --data-dir a three-node cluster is started in a scratch folder and ended afterwards. The stores that a run needs
-run all the time. With --add, the cells that FILE already has are kept, so that a long suite can run in parts.
+run all the time. With --add, the cells that FILE already has are kept, and further rounds of a cell are added to them,
+so that a long suite can run in parts.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ class System(NamedTuple):
 
 LOADS = (Load("set", 1), Load("set", 50), Load("set", 1_000), Load("get", 1), Load("get", 50), Load("set", 50, 16))
 LED, RANDOM, CLUSTER = "kvstore, led keys", "kvstore, random keys", "kvstore, cluster client"
-CLIENT, HTTP, GRPC = "kvstore, AsyncClient", "kvstore, HTTP", "kvstore, unary gRPC"
+CLIENT, HTTP = "kvstore, AsyncClient", "kvstore, HTTP"
+GRPC, SHARED_GRPC = "kvstore, unary gRPC", "kvstore, unary gRPC, 3 shared connections"
 MANY_PARTITIONS = f"kvstore, random keys, {MANY} partitions"
 ETCD, SHARED, GATEWAY = "etcd, a connection for each caller", "etcd, 3 shared connections", "etcd, JSON gateway"
 REDIS = "Redis, appendfsync always"
@@ -100,6 +102,7 @@ SYSTEMS = (
     System(CLIENT, "kvstore", "client"),
     System(HTTP, "kvstore", "http", is_spread=True),
     System(GRPC, "kvstore", "kv", is_spread=True),
+    System(SHARED_GRPC, "kvstore", "kv", is_spread=True, channels=3),
     System(MANY_PARTITIONS, "many", "resp"),
     System("floor, led keys", "floor", "resp", is_led=True),
     System("floor, random keys", "floor", "resp"),
@@ -140,7 +143,7 @@ class Ratio(NamedTuple):
     wanted: float | None
     """The target: a minimum of rates, a maximum of processor times."""
     of: str = "rate"
-    """`rate` or `cpu`."""
+    """`rate` or `cpu`, the processor time."""
 
 
 SET_50, SET_1000, GET_50, PIPELINED = LOADS[1], LOADS[2], LOADS[4], LOADS[5]
@@ -155,6 +158,9 @@ RATIOS = (
     Ratio("GET, 50: random keys, of etcd's with shared connections", (GET_50, RANDOM), (GET_50, SHARED), None),
     Ratio("GET, 50: cluster client, of Redis's", (GET_50, CLUSTER), (GET_50, REDIS), 0.5),
     Ratio("SET, 50: unary gRPC, of etcd's", (SET_50, GRPC), (SET_50, ETCD), 0.6),
+    Ratio(
+        "SET, 50: unary gRPC, of etcd's, both with shared connections", (SET_50, SHARED_GRPC), (SET_50, SHARED), None
+    ),
     Ratio("SET, 50: HTTP, of etcd's JSON gateway", (SET_50, HTTP), (SET_50, GATEWAY), 1.0),
     Ratio("HTTP: SET, 1,000, of SET, 50", (SET_1000, HTTP), (SET_50, HTTP), 0.8),
     Ratio(f"SET, pipeline 16: {MANY} partitions, of 3", (PIPELINED, MANY_PARTITIONS), (PIPELINED, RANDOM), 0.8),
@@ -179,6 +185,12 @@ class Measured:
         self.p50_ms.append(figures.p50_ms)
         self.p99_ms.append(figures.p99_ms)
         self.errors.update(figures.errors)
+
+    def extend(self, later: Measured) -> None:
+        """Add the rounds of a later run."""
+        for name in ("rates", "cpu_ms", "p50_ms", "p99_ms"):
+            getattr(self, name).extend(getattr(later, name))
+        self.errors.update(later.errors)
 
     @property
     def rate(self) -> float:
@@ -237,7 +249,8 @@ def run_suite(
                 for name in dict.fromkeys(cell.system.store for cell in wanted)
             }
             _fill(wanted, stores, program)
-            table |= _measure(wanted, stores, program, runs, seconds)
+            for name, measured in _measure(wanted, stores, program, runs, seconds).items():
+                table.setdefault(name, Measured()).extend(measured)
     shown = f"{figures_table(table)}\n\n{ratios_table(table)}"
     print(shown)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -388,35 +401,39 @@ def _shown(measured: Measured | None) -> str:
         return ""
     failed = sum(measured.errors.values())
     refused = f"; {failed:,} errors" if failed else ""
-    return f"{measured.rate:,.0f}; {measured.cpu:,.3g}{refused}"
+    cpu = f"{measured.cpu:,.0f}" if measured.cpu >= 100 else f"{measured.cpu:.3g}"
+    return f"{measured.rate:,.0f}; {cpu}{refused}"
 
 
 def ratios_table(table: Table) -> str:
-    """Return a Markdown table of the ratios whose cells are measured."""
+    """Return a Markdown table of the ratios whose cells are measured, with the range of the ratios of single rounds."""
     rows = []
     for ratio in RATIOS:
-        value = value_of(ratio, table)
-        if value is None:
+        found = rounds_of(ratio, table)
+        if found is None:
             continue
+        above, below = found
+        value = median(above) / median(below)
+        each = [one / other for one, other in zip(above, below, strict=False)]
         wanted, met = "", ""
         if ratio.wanted is not None:
             is_rate = ratio.of == "rate"
             wanted = f"{'≥' if is_rate else '≤'} {ratio.wanted:g}"
             met = "yes" if (value >= ratio.wanted if is_rate else value <= ratio.wanted) else "no"
-        rows.append([ratio.name, f"{value:.2f}", wanted, met])
-    return _markdown(["ratio", "measured", "wanted", "met"], rows)
+        rows.append([ratio.name, f"{value:.2f}", f"{min(each):.2f} to {max(each):.2f}", wanted, met])
+    return _markdown(["ratio", "of medians", "of rounds", "wanted", "met"], rows)
 
 
-def value_of(ratio: Ratio, table: Table) -> float | None:
-    """Return the ratio of two medians, or None if a cell is missing or no operation of it succeeded."""
-    found = []
+def rounds_of(ratio: Ratio, table: Table) -> tuple[list[float], list[float]] | None:
+    """Return the figures of both cells, or None if a cell is missing or had a round without an operation."""
+    found: list[list[float]] = []
     for load, name in (ratio.above, ratio.below):
         measured = table.get(f"{load.name}: {name}")
-        if measured is None:
+        if measured is None or not all(measured.rates):
             return None
-        found.append(getattr(measured, ratio.of))
+        found.append(measured.rates if ratio.of == "rate" else measured.cpu_ms)
     above, below = found
-    return above / below if below else None
+    return above, below
 
 
 def _markdown(heads: list[str], rows: list[list[str]]) -> str:

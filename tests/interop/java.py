@@ -9,6 +9,7 @@ import asyncio
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,8 +23,8 @@ JARS = PLACE / "jars"
 POM = Path(__file__).with_name("pom.xml")
 SESSIONS = Path(__file__).with_name("sessions")
 CLASSES = PLACE / "classes"
-PULSAR = "4.0.1"
-"""Version of Apache Pulsar whose view of racks is tested."""
+PULSAR = "4.0.7"
+"""Version of Apache Pulsar, whose long-term support line is 4.0."""
 PULSAR_PLACE = ROOT / ".interop" / f"pulsar-{PULSAR}"
 PULSAR_JARS, PULSAR_CLASSES = PULSAR_PLACE / "jars", PULSAR_PLACE / "classes"
 PULSAR_SOURCES = Path(__file__).with_name("pulsar")
@@ -41,7 +42,7 @@ _FLAGS = [
     *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in ("java.nio", "jdk.internal.misc", "java.io")),
     "--add-opens=java.base/java.util.zip=ALL-UNNAMED",
 ]
-_LOGGING = """<?xml version="1.0" encoding="UTF-8"?>
+LOGGING = """<?xml version="1.0" encoding="UTF-8"?>
 <Configuration status="error">
   <Appenders>
     <Console name="console" target="SYSTEM_OUT">
@@ -68,7 +69,7 @@ def install() -> None:
 
 def has_pulsar() -> bool:
     """Return True if Pulsar's jars are there and a Java runs them."""
-    return any(PULSAR_JARS.glob("pulsar-broker-common-*.jar")) and shutil.which("javac") is not None
+    return any(PULSAR_JARS.glob(f"pulsar-broker-{PULSAR}.jar")) and shutil.which("javac") is not None
 
 
 def install_pulsar() -> None:
@@ -97,9 +98,14 @@ def _compile(sources: Path, jars: Path, classes: Path) -> None:
     made.touch()
 
 
+def pulsar_command(main: str, *arguments: str, flags: Sequence[str] = ()) -> list[str]:
+    """Return the command line that runs a class of Pulsar's jars or of ours. `flags`: Java's, which override others."""
+    return ["java", *_FLAGS, *flags, "-cp", f"{PULSAR_JARS}/*:{PULSAR_CLASSES}", main, *arguments]
+
+
 def run_pulsar(main: str, *arguments: str) -> Output:
-    """Run a class of ours with Pulsar's jars to its end. Raises TimeoutExpired."""
-    command = ["java", *_FLAGS, "-cp", f"{PULSAR_JARS}/*:{PULSAR_CLASSES}", main, *arguments]
+    """Run a class of Pulsar's jars or of ours to its end. Raises TimeoutExpired."""
+    command = pulsar_command(main, *arguments)
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     return Output(done.returncode, done.stdout + done.stderr)
 
@@ -134,7 +140,7 @@ class Programs:
         """`zookeeper`: host:port. `settings`: more lines of the configuration file."""
         directory.mkdir(parents=True, exist_ok=True)
         self._logging = directory / "log4j2.xml"
-        self._logging.write_text(_LOGGING)
+        self._logging.write_text(LOGGING)
         self.conf = directory / "bk.conf"
         lines = {"metadataServiceUri": f"zk://{zookeeper}/ledgers", **settings}
         self.conf.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))

@@ -100,9 +100,9 @@ class Processes:
         for number, port in enumerate(ports, 1):
             await self.add_bookie(f"b{number}", port)
 
-    async def add_bookie(self, name: str, port: int, *settings: str) -> OurBookie:
+    async def add_bookie(self, name: str, port: int, *settings: str, host: str = "127.0.0.1") -> OurBookie:
         """Start one more bookie, with its own settings in addition to the common ones."""
-        where = [str(self.directory / name), name, f"127.0.0.1:{port}", self.zookeeper.address]
+        where = [str(self.directory / name), name, f"{host}:{port}", self.zookeeper.address]
         command = [sys.executable, "-m", "tests.interop.our_bookie", *where, *self._settings, *settings]
         bookie = OurBookie(command, self.directory / f"{name}.log")
         await bookie.start()

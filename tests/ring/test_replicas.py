@@ -28,6 +28,16 @@ def test_newcomer_takes_the_replaced_replicas_place() -> None:
     assert after.partitions[P1].replacing == ()
 
 
+# docs/protocol.md H15
+def test_replica_moves_within_its_machine_but_not_beside_another() -> None:
+    before = ring_of(3)
+    with pytest.raises(ValueError, match=r"to move to a server on another machine, got n2\.2"):
+        begin_replacing(before, P1, ServerId("n2.2"), N1)
+    ring = begin_replacing(before, P1, ServerId("n1.2"), N1)
+    after = finish_replacing(ring, P1, ServerId("n1.2"))
+    assert set(after.partitions[P1].replicas) == {ServerId("n1.2"), N2, N3}
+
+
 def test_abandoning_a_replacement_restores_the_replicas() -> None:
     before = ring_of(3)
     after = give_up_replacing(begin_replacing(before, P1, N4, N1), P1, N4)
@@ -43,7 +53,7 @@ def test_znode_names_replacements() -> None:
 
 @pytest.mark.parametrize(("newcomer", "leaving"), [(N2, N1), (N4, N4)])
 def test_replica_moves_only_from_a_holder_to_a_server_without_one(newcomer: ServerId, leaving: ServerId) -> None:
-    with pytest.raises(ValueError, match="a replica on n1, n2, n3 to move to another server"):
+    with pytest.raises(ValueError, match="a replica on n1, n2, n3 to move to a server on another machine"):
         begin_replacing(ring_of(3), P1, newcomer, leaving)
 
 

@@ -24,7 +24,7 @@ from kvstore.ring import (
 )
 from kvstore.ring.balance import Balance
 from kvstore.ring.operations import RingOperation
-from kvstore.types import PartitionId, ServerId
+from kvstore.types import PartitionId, ServerId, machine_of
 from tests.ring.rings import new_ring
 
 SERVERS = {ServerId(f"n{i}"): "" for i in range(1, 4)}
@@ -202,6 +202,18 @@ def test_replicas_go_to_distinct_zones_first() -> None:
     zones = {ServerId("a1"): "a", ServerId("a2"): "a", ServerId("b1"): "b", ServerId("c1"): "c"}
     chosen = place_replicas(zones, 3, {ServerId("b1"): 9, ServerId("c1"): 9}, {})
     assert {zones[server] for server in chosen} == {"a", "b", "c"}
+
+
+# docs/protocol.md H15
+def test_replicas_are_on_distinct_machines() -> None:
+    servers = {ServerId(f"n{machine}{process}"): "" for machine in (1, 2, 3) for process in ("", ".2", ".3")}
+    ring = new_ring(ids(30), servers, 3)
+    assert all(len(set(map(machine_of, each.replicas))) == 3 for each in ring.partitions.values())
+    held = [server for member in ring.partitions.values() for server in member.replicas]
+    assert {held.count(server) for server in servers} == {10}
+    two = {server: zone for server, zone in servers.items() if machine_of(server) != "n3"}
+    with pytest.raises(ValueError, match="expected 1 to 2 replicas, one per machine, got 3"):
+        place_replicas(two, 3, {}, {})
 
 
 def test_more_replicas_than_servers_are_refused() -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter
+from collections.abc import Iterable
 from random import Random
 
 import pytest
@@ -106,6 +107,7 @@ def test_replacement_has_as_few_clashes_as_possible(zones: dict[BookieId, str], 
         assert clashes([newcomer if each == leaving else each for each in ensemble], 3, zones) == min(options)
 
 
+PROCESSES = st.sampled_from(["", ".2", ".12"])
 FORMER, NOW = BookieId("n2-000000000001"), BookieId("n2-0000000000ff")
 OTHERS = tuple(BookieId(f"n{number}-00000000000a") for number in (1, 3, 4))
 
@@ -130,6 +132,40 @@ def test_machine_registered_twice_gets_one_place(seed: int) -> None:
     assert swaps(lost_twice, {FORMER, NOW}, {newest: ""}, luck) == {FORMER: newest}
     both = swaps(lost_twice, {FORMER, NOW}, {newest: "", OTHERS[1]: ""}, luck)
     assert sorted(both.values()) == sorted((newest, OTHERS[1]))
+
+
+processes = st.dictionaries(
+    st.builds(lambda machine, process: BookieId(f"n{machine}{process}-00000000000a"), st.integers(1, 4), PROCESSES),
+    st.sampled_from(["a", "b", ""]),
+    min_size=3,
+)
+
+
+def machines(bookies: Iterable[BookieId]) -> int:
+    return len({bookie[:2] for bookie in bookies})
+
+
+# docs/protocol.md H15
+@given(processes, st.integers(0, 2**32))
+def test_ensembles_are_on_distinct_machines(zones: dict[BookieId, str], seed: int) -> None:
+    """Also with fewer machines than copies."""
+    luck, own = Random(seed), min(zones)
+    ensemble = choose(zones, 3, luck, own=own)
+    assert own in ensemble
+    assert len(ensemble) == min(3, machines(zones)) == machines(ensemble)
+    for failed in (ensemble[:1], ensemble[:2]):
+        taken = swaps(ensemble, failed, zones, luck, own)
+        assert machines(taken.get(each, each) for each in ensemble) == len(ensemble)
+    better = spread_out(ledger(*ensemble, ack=1), zones, set(zones), luck)
+    for fragment in better.fragments if better is not None else ():
+        assert machines(fragment.ensemble) == len(ensemble)
+
+
+def test_failed_bookie_is_replaced_by_another_process_of_its_machine() -> None:
+    one, two, other = (BookieId(f"{name}-00000000000a") for name in ("n1", "n1.2", "n2"))
+    zones = dict.fromkeys((one, two, other), "")
+    assert swaps((one, other), {one}, zones, Random(1)) == {one: two}
+    assert swaps((one, other), {other}, zones, Random(1)) == {}
 
 
 def test_copies_are_not_spread_over_one_machine() -> None:

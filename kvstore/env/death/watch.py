@@ -20,6 +20,8 @@ from kvstore.env.tls import Tls
 log = logging.getLogger(__name__)
 
 PROGRAM = Path(__file__).with_name("watcher.py")
+FILES = 16
+"""File descriptors that must be free for a start. If they run out during a start, uvloop leaks those of the pipes."""
 AGAIN_S = 10.0
 """Seconds until a watcher that has ended is started again."""
 
@@ -45,7 +47,7 @@ class WatchedProcess(DeathWatch):
     def leave(self, message: bytes, addresses: Collection[str]) -> None:
         words: dict[str, Any] = {"message": message.hex(), "addresses": sorted(addresses)}
         if (tls := self._tls) is not None:
-            words["tls"] = {name: path and str(path) for name, path in zip(_FILES, _paths(tls), strict=True)}
+            words["tls"] = {name: path and str(path) for name, path in zip(_PATHS, _paths(tls), strict=True)}
             words["tls"]["prefers"] = tls.admits_plain
         line = json.dumps(words).encode() + b"\n"
         if line != self._line:
@@ -65,6 +67,7 @@ class WatchedProcess(DeathWatch):
         """Run one watcher until it ends. Raises OSError if it cannot start."""
         itself = os.pidfd_open(os.getpid())
         try:
+            _check_free_files(itself)
             self._watcher = watcher = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-S", str(PROGRAM), str(itself)),
                 stdin=PIPE,
@@ -89,7 +92,17 @@ class WatchedProcess(DeathWatch):
                 self._watcher.stdin.write(self._line)
 
 
-_FILES = ("ca", "cert", "key")
+def _check_free_files(file: int) -> None:
+    """Raise OSError unless FILES file descriptors are free. `file` is any open file."""
+    copies: list[int] = []
+    try:
+        copies.extend(os.dup(file) for _ in range(FILES))
+    finally:
+        for copy in copies:
+            os.close(copy)
+
+
+_PATHS = ("ca", "cert", "key")
 
 
 def _paths(tls: Tls) -> tuple[Path | None, ...]:

@@ -78,7 +78,9 @@ class Balancer:
         self._patience = Patience()
         self._last: tuple[Plan, BalanceRecord, int] | None = None
         """The last plan, the record and the date for which it was made. None on a server that does not balance."""
-        self._told: str = ""
+        self._suggested: frozenset[tuple[Goal, str]] = frozenset()
+        """The present imbalances against which a step was suggested. Each is logged once, because the best step may be
+        another one at each observation."""
         self._failed = ""
         self.steps = 0
 
@@ -165,7 +167,7 @@ class Balancer:
 
     def _forget(self) -> None:
         """Start the observation of imbalances again, because the present state is unknown."""
-        self._patience.lasts_s(None, self._env.clock.now())
+        self._patience.forget()
         self._last = None
 
     # docs/protocol.md H13
@@ -177,15 +179,16 @@ class Balancer:
         seen, record = await self._observe(), await self._records.read()
         now_ms = self._env.clock.date_ms()
         planned = plan(seen, self._config, record, now_ms)
-        lasts_s = self._patience.lasts_s(planned.due, self._env.clock.now())
+        lasts_s = self._patience.lasts_s(planned, self._env.clock.now())
         self._last = planned, record, now_ms
+        self._suggested &= planned.causes
         step = planned.due
         if step is None or lasts_s < self._config.settle_s:
             return
         if self._config.mode is not BalanceMode.AUTO:
-            if step.command != self._told:
+            if step.cause not in self._suggested:
                 log.info("balance suggests command=%r: %s", step.command, step)
-            self._told = step.command
+            self._suggested |= {step.cause}
             return
         await self._make(step, seen.ring.version, now_ms)
 
@@ -194,7 +197,7 @@ class Balancer:
         part of the budget."""
         made = Made(step=step, at_ms=now_ms, by=self._node.id)
         await self._records.change(Intent(made=made, config=self._config))
-        self._patience.lasts_s(None, self._env.clock.now())
+        self._patience.forget()
         call, request, work = self._call_of(step, ring_version)
         log.info("balance makes a step command=%r: %s", step.command, step)
         by = CallAuthor(WHO, self._node.id)

@@ -3,10 +3,11 @@ Decides only."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 from kvstore.server.balance.record import BalanceRecord
-from kvstore.server.balance.step import Step
+from kvstore.server.balance.step import Step, way_of
 from kvstore.server.balance_config import BalanceConfig
 
 HIGH = 1.25
@@ -23,14 +24,16 @@ class Verdict(NamedTuple):
 
     step: Step | None
     text: str
+    sources: Collection[str] = ()
+    """All overloaded sides, of which the step relieves one. Loads fluctuate, so the most overloaded side may be another
+    one at each observation."""
 
 
 class Judge:
     """Judges possible steps by the record of earlier ones."""
 
     def __init__(self, config: BalanceConfig, record: BalanceRecord, now_ms: int) -> None:
-        self._config, self._record, self._now_ms = config, record, now_ms
-        self._resting = record.rested(config, now_ms)
+        self._resting, self._ways_back = record.rested(config, now_ms), record.ways_back(config, now_ms)
 
     def rests(self, *partitions: str) -> bool:
         """Return True if one of the partitions took part in a step not long ago."""
@@ -39,7 +42,7 @@ class Judge:
     def allows(self, step: Step) -> bool:
         """Return True if none of the step's partitions rests and the step reverses no recent one."""
         touched = (step.partition, step.target) if step.goal.moves_ranges else (step.partition,)
-        return not self.rests(*touched) and not self._record.reverses(step, self._config, self._now_ms)
+        return not self.rests(*touched) and way_of(step) not in self._ways_back
 
 
 def threshold(mean: float) -> float:

@@ -22,10 +22,10 @@ def find(seen: Observation, judge: Judge) -> Verdict:
         steps = sorted(by_load(seen, source), key=lambda found: (-found[0], found[1].partition, found[1].target))
         for _, step in steps:
             if judge.allows(step):
-                return Verdict(step, str(step))
+                return Verdict(step, str(step), overloaded)
         if steps:
-            return Verdict(None, f"{source} is overloaded; the leads that would help moved not long ago")
-    return Verdict(None, f"{', '.join(overloaded)}: overloaded, but no other lead is better there")
+            return Verdict(None, f"{source} is overloaded; the leads that would help moved not long ago", overloaded)
+    return Verdict(None, f"{', '.join(overloaded)}: overloaded, but no other lead is better there", overloaded)
 
 
 def overloaded_servers(seen: Observation) -> list[ServerId]:
@@ -59,9 +59,15 @@ def by_load(seen: Observation, source: ServerId) -> Iterator[tuple[float, Step]]
                 )
 
 
+def _overloads(seen: Observation, partition: PartitionId, target: ServerId) -> bool:
+    """Return True if the target would be overloaded with the partition's lead."""
+    return seen.works[target] + seen.work(partition) > threshold(seen.mean)
+
+
 def _by_count(seen: Observation, judge: Judge) -> Verdict:
     """Return the lead to move so that the servers of an idle cluster lead about the same number of partitions. Under
-    load the number does not matter, and moves for it would bring servers close to overload."""
+    load the number does not matter, and moves for it would bring servers close to overload. No move overloads a
+    server, because the lead would come back."""
     counts = {server: len(seen.leads_of(server)) for server in seen.servers}
     possible: list[tuple[int, PartitionId, Step]] = []
     for source in sorted(counts):
@@ -70,6 +76,7 @@ def _by_count(seen: Observation, judge: Judge) -> Verdict:
                 if (
                     not seen.may_lead(partition, target)
                     or counts[source] - counts[target] < 2
+                    or _overloads(seen, partition, target)
                     or seen.leaders.get(partition) != source
                 ):
                     continue
@@ -79,7 +86,9 @@ def _by_count(seen: Observation, judge: Judge) -> Verdict:
     allowed = [each for each in possible if judge.allows(each[2])]
     if allowed:
         step = min(allowed, key=lambda each: (each[0], each[1], each[2].target))[2]
-        return Verdict(step, str(step))
+        return Verdict(step, str(step), {each[2].source for each in possible})
     if possible:
         return Verdict(None, "the numbers of leads differ; the leads that could move did so not long ago")
+    if max(counts.values(), default=0) - min(counts.values(), default=0) > 1:
+        return Verdict(None, "the numbers of leads differ, but no lead can move without overload")
     return Verdict(None, "the cluster is nearly idle, and the numbers of leads are even")

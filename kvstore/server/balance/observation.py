@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from kvstore.ring import PartitionState, Ring
+from kvstore.ring.ring import TokenRange
 from kvstore.server.load.load import PartitionLoad
 from kvstore.types import PartitionId, ServerId
 
@@ -87,6 +88,16 @@ class Observation:
     def mean(self) -> float:
         """The mean work of a server."""
         return sum(self.works.values()) / len(self.works) if self.works else 0.0
+
+    @cached_property
+    def ranges(self) -> Mapping[PartitionId, Sequence[TokenRange]]:
+        """The ranges of each partition."""
+        return self.ring.ranges_by_owner()
+
+    @cached_property
+    def shares(self) -> Mapping[PartitionId, float]:
+        """The part of the hash space that each partition owns."""
+        return self.ring.shares()
 
     def leads_of(self, server: ServerId) -> list[PartitionId]:
         """Return the partitions that the server leads or is about to lead, sorted."""

@@ -36,6 +36,8 @@ class Plan:
     notes: tuple[tuple[Goal, str], ...]
     """The finding of each goal, in the order in which the goals were asked."""
     budget_left: int
+    causes: frozenset[tuple[Goal, str]] = frozenset()
+    """The imbalances, of which each step relieves one."""
 
     @property
     def due(self) -> Step | None:
@@ -48,13 +50,21 @@ def plan(seen: Observation, config: BalanceConfig, record: BalanceRecord, now_ms
     asked first, so that no goal is kept from its steps by another."""
     judge = Judge(config, record, now_ms)
     notes: list[tuple[Goal, str]] = []
+    causes: set[tuple[Goal, str]] = set()
     step: Step | None = None
     for goal in sorted(_GOALS, key=record.last_ms):
         verdict: Verdict = _GOALS[goal](seen, judge)
         notes.append((goal, verdict.text))
+        causes |= {(goal, source) for source in verdict.sources}
+        causes |= {verdict.step.cause} if verdict.step is not None else set()
         step = step or verdict.step
-    left = record.budget_left(config, now_ms)
-    return Plan(step=step, waits=tuple(_waits(seen, config, record, now_ms)), notes=tuple(notes), budget_left=left)
+    return Plan(
+        step=step,
+        waits=tuple(_waits(seen, config, record, now_ms)),
+        notes=tuple(notes),
+        budget_left=record.budget_left(config, now_ms),
+        causes=frozenset(causes),
+    )
 
 
 def _waits(seen: Observation, config: BalanceConfig, record: BalanceRecord, now_ms: int) -> list[str]:
@@ -72,12 +82,14 @@ class Patience:
     """The time for which one server has seen each imbalance without a break."""
 
     def __init__(self) -> None:
-        self._cause: tuple[Goal, str] | None = None
-        self._since = 0.0
+        self._since: dict[tuple[Goal, str], float] = {}
 
-    def lasts_s(self, step: Step | None, now: float) -> float:
-        """Record the present step, and return the seconds for which its cause has lasted."""
-        cause = step.cause if step is not None else None
-        if cause != self._cause:
-            self._cause, self._since = cause, now
-        return now - self._since
+    def lasts_s(self, planned: Plan, now: float) -> float:
+        """Record the present imbalances, and return the seconds for which that of the step has lasted; 0 if no step is
+        due. A plan that waits ends all of them."""
+        self._since = {} if planned.waits else {each: self._since.get(each, now) for each in planned.causes}
+        return now - self._since[planned.due.cause] if planned.due is not None else 0.0
+
+    def forget(self) -> None:
+        """Begin again with all imbalances."""
+        self._since.clear()

@@ -8,13 +8,15 @@ longer, so there is a limit on the number of ranges.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from math import inf
 
 from kvstore.ring import TOKENS
 from kvstore.server.balance import leads
 from kvstore.server.balance.judge import GAIN, Judge, Verdict, threshold
 from kvstore.server.balance.observation import Observation
 from kvstore.server.balance.step import Goal, Step
-from kvstore.server.load.load import ONE_KEY, cut
+from kvstore.server.load.load import ONE_KEY, Cut, cut
 from kvstore.types import PartitionId, ServerId
 
 SHARE_HIGH = 2.0
@@ -25,6 +27,9 @@ SHARE_GAP = 0.25
 """Minimum distance from the mean of both partitions of a move because of shares, as a part of the mean."""
 RANGE_MIN = 1 / 32
 """Minimum size of a range that moves because of shares, as a part of the mean."""
+REASONS_MAX = 8
+"""Maximum number of reasons that a finding names."""
+NOBODY = ServerId("")
 RANGES_MAX = 64
 """Mean number of ranges per partition above which nothing is cut any more. A ring with many small ranges is slow to
 plan, to store and to route by."""
@@ -40,18 +45,23 @@ def find_load(seen: Observation, judge: Judge) -> Verdict:
         return Verdict(None, f"{', '.join(overloaded)}: overloaded; moving leads helps, so no range moves")
     if len(seen.ring.tokens) > RANGES_MAX * len(seen.serving):
         return Verdict(None, f"the ring has {len(seen.ring.tokens)} ranges, which is too many to cut more")
-    reasons = []
+    reasons: list[str] = []
+    takers = _takers(seen)
+    sources = {partition for server in stuck for partition in seen.leads_of(server)}
     for server in stuck:
         busy = sorted(seen.leads_of(server), key=lambda each: (-seen.work(each), each))
         for partition in busy:
-            found = _off_partition(seen, judge, server, partition)
+            found = _off_partition(seen, judge, server, partition, takers)
             if isinstance(found, Step):
-                return Verdict(found, str(found))
+                return Verdict(found, str(found), sources)
             reasons.append(found)
-    return Verdict(None, "; ".join(dict.fromkeys(reasons)) or f"{', '.join(stuck)}: overloaded, but leads nothing")
+    shown = list(dict.fromkeys(reasons))[:REASONS_MAX]
+    return Verdict(None, "; ".join(shown) or f"{', '.join(stuck)}: overloaded, but leads nothing", sources)
 
 
-def _off_partition(seen: Observation, judge: Judge, server: ServerId, source: PartitionId) -> Step | str:
+def _off_partition(
+    seen: Observation, judge: Judge, server: ServerId, source: PartitionId, takers: Sequence[PartitionId]
+) -> Step | str:
     """Return the best range to move off the partition, or why there is none."""
     load, work, works = seen.loads.get(source), seen.work(source), seen.works
     if load is None or work < GAIN * seen.mean:
@@ -62,10 +72,17 @@ def _off_partition(seen: Observation, judge: Judge, server: ServerId, source: Pa
             f"{load.hot[0].share:.0%} of the operations of {source} are for the key {key!r}, which no move can split; "
             "read it at level session or stale from replicas, or spread it over several keys"
         )
-    for target in _takers(seen, source):
+    if judge.rests(source):
+        return f"{source} was part of a step not long ago"
+    cuts: dict[ServerId, Cut | None] = {}
+    for target in takers:
         taker = seen.expected[target]
-        wanted = min(works[server] - seen.mean, seen.mean - works[taker])
-        found = cut(seen.ring, load, wanted / work) if wanted >= GAIN * seen.mean else None
+        if target == source or judge.rests(target):
+            continue
+        if taker not in cuts:
+            wanted = min(works[server] - seen.mean, seen.mean - works[taker])
+            cuts[taker] = cut(seen.ranges[source], seen.ring.hash.unit, load, wanted / work)
+        found = cuts[taker]
         if found is None or not _fits(seen, target, found.last - found.first + 1):
             continue
         moved = found.share * work
@@ -89,15 +106,16 @@ def _off_partition(seen: Observation, judge: Judge, server: ServerId, source: Pa
     return f"no range of {source} can move: its load is in too few keys or slots, or others moved lately"
 
 
-def _takers(seen: Observation, source: PartitionId) -> list[PartitionId]:
+def _takers(seen: Observation) -> list[PartitionId]:
     """Return the partitions that could take load, those of the least busy servers first."""
-    others = (each for each in seen.serving if each != source and seen.expected.get(each) in seen.works)
-    return sorted(others, key=lambda each: (seen.works[seen.expected[each]], seen.work(each), each))
+    room = (1 - GAIN) * seen.mean
+    found = (each for each in seen.serving if seen.works.get(seen.expected.get(each, NOBODY), inf) <= room)
+    return sorted(found, key=lambda each: (seen.works[seen.expected[each]], seen.work(each), each))
 
 
 def _fits(seen: Observation, target: PartitionId, tokens: int) -> bool:
     """Return True if the partition would not own too much with these tokens."""
-    return seen.ring.shares()[target] + tokens / TOKENS <= SHARE_HIGH / len(seen.serving)
+    return seen.shares[target] + tokens / TOKENS <= SHARE_HIGH / len(seen.serving)
 
 
 def find_shares(seen: Observation, judge: Judge) -> Verdict:
@@ -105,16 +123,18 @@ def find_shares(seen: Observation, judge: Judge) -> Verdict:
     keys = sum(seen.keys.get(each, 0) for each in seen.serving)
     if len(seen.serving) < 2 or keys < KEYS_MIN:
         return Verdict(None, f"with {keys:,} keys, the shares of the ring do not matter")
-    shares, mean = seen.ring.shares(), 1 / len(seen.serving)
+    shares, mean = seen.shares, 1 / len(seen.serving)
     large = [each for each in seen.serving if shares[each] > SHARE_HIGH * mean]
     if not large:
         return Verdict(None, f"no partition owns more than {SHARE_HIGH:g} times the mean share")
     source = max(large, key=lambda each: (shares[each], each))
+    if judge.rests(source):
+        return Verdict(None, f"{source} owns {shares[source]:.0%} of the ring, and was part of a step not long ago")
     for target in sorted(seen.serving, key=lambda each: (shares[each], each)):
         tokens = int(min(shares[source] - mean, mean - shares[target]) * TOKENS)
         step = _quiet_range(seen, source, target, tokens) if tokens >= SHARE_GAP * mean * TOKENS else None
         if step is not None and judge.allows(step):
-            return Verdict(step, str(step))
+            return Verdict(step, str(step), large)
     return Verdict(
         None, f"{source} owns {shares[source]:.0%} of the ring, but its load or a recent move keeps it there"
     )
@@ -128,8 +148,8 @@ def _quiet_range(seen: Observation, source: PartitionId, target: PartitionId, to
     unit = seen.ring.hash.unit
     least = RANGE_MIN * TOKENS / len(seen.serving)
     found: list[tuple[float, int, int, float]] = []
-    for span in seen.ring.ranges():
-        if span.owner != source or span.start >= span.end:
+    for span in seen.ranges[source]:
+        if span.start >= span.end:
             continue
         first, last = span.start + 1, min(span.end, span.start + tokens // unit * unit)
         if (size := last - first + 1) >= least:
@@ -142,6 +162,5 @@ def _quiet_range(seen: Observation, source: PartitionId, target: PartitionId, to
     last = first - negative_size - 1
     if seen.works[taker] + work > threshold(seen.mean):
         return None
-    shares = seen.ring.shares()
-    reason = f"{source} owns {shares[source]:.1%} of the ring and {target} owns {shares[target]:.1%}"
+    reason = f"{source} owns {seen.shares[source]:.1%} of the ring and {target} owns {seen.shares[target]:.1%}"
     return Step(goal=Goal.SHARES, partition=source, source=source, target=target, first=first, last=last, reason=reason)

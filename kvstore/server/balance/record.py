@@ -16,7 +16,7 @@ from kvstore.errors import InvalidRequest
 from kvstore.meta import paths
 from kvstore.meta.store import MetadataStore
 from kvstore.meta.tables.table import TableKind, TableStore
-from kvstore.server.balance.step import Goal, Step, reverses
+from kvstore.server.balance.step import Goal, Step, Way, way_back
 from kvstore.server.balance_config import MOVES_MAX, BalanceConfig
 
 HOUR_MS = 3_600_000
@@ -45,9 +45,10 @@ class BalanceRecord:
     steps: tuple[Made, ...] = ()
 
     def within(self, now_ms: int, period_ms: float) -> Iterator[Made]:
-        """Yield the steps of the last `period_ms` milliseconds. A step from further in the future does not count: its
-        date was wrong, and would stop the balancer for good."""
-        return (made for made in self.steps if abs(now_ms - made.at_ms) < period_ms)
+        """Yield the steps of the last `period_ms` milliseconds. Steps from the next hour count too, because the clock
+        of the server that made them may be ahead. A step from further in the future does not count: its date was wrong,
+        and would stop the balancer for good."""
+        return (made for made in self.steps if -HOUR_MS < now_ms - made.at_ms < period_ms)
 
     def budget_left(self, config: BalanceConfig, now_ms: int) -> int:
         """Return how many steps may still be made now."""
@@ -56,9 +57,7 @@ class BalanceRecord:
     def rests_s(self, config: BalanceConfig, now_ms: int) -> float:
         """Return the seconds until the cluster counts as settled after the last step; 0 if it does now."""
         period_ms = config.settle_s * 1000
-        return (
-            max((period_ms - max(0, now_ms - made.at_ms) for made in self.within(now_ms, period_ms)), default=0) / 1000
-        )
+        return max((period_ms + made.at_ms - now_ms for made in self.within(now_ms, period_ms)), default=0) / 1000
 
     def last_ms(self, goal: Goal) -> int:
         """Return the date of the last step for a goal; 0 if there was none."""
@@ -71,9 +70,9 @@ class BalanceRecord:
             found |= {made.step.partition, *((made.step.target,) if made.step.goal.moves_ranges else ())}
         return frozenset(found)
 
-    def reverses(self, step: Step, config: BalanceConfig, now_ms: int) -> bool:
-        """Return True if the step would reverse a step that was made not long ago."""
-        return any(reverses(step, made.step) for made in self.within(now_ms, BACK_SETTLES * config.settle_s * 1000))
+    def ways_back(self, config: BalanceConfig, now_ms: int) -> frozenset[Way]:
+        """Return the ways of the steps that would reverse one that was made not long ago."""
+        return frozenset(way_back(made.step) for made in self.within(now_ms, BACK_SETTLES * config.settle_s * 1000))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from kvstore.server.balance.judge import Judge, Verdict, threshold
 from kvstore.server.balance.observation import Observation
 from kvstore.server.balance.step import Goal, Step
-from kvstore.server.placement.balancing import BalancingMove, Placed, even_move, keeps_zones
+from kvstore.server.placement.balancing import BalancingMove, Placed, even_move, may_move
 from kvstore.types import PartitionId, ServerId
 
 DISK_HIGH = 0.75
@@ -16,8 +16,9 @@ DISK_HIGH = 0.75
 DISK_GAP = 0.2
 """... to a server whose disk is fuller by this much less, also after the move."""
 DISK_VETO = 0.1
-"""Replicas do not move to a disk that is fuller by this much, whatever their number. It is less than DISK_GAP, so that
-a move because of disks is not undone because of numbers."""
+"""Replicas do not move to a disk that is fuller by this much, whatever their number. If the disk would be above
+DISK_HIGH, this holds after the move too. It is less than DISK_GAP, so that moves because of disks and because of
+numbers do not undo each other."""
 
 
 def find(seen: Observation, judge: Judge) -> Verdict:
@@ -48,6 +49,7 @@ def _placed(seen: Observation) -> list[Placed]:
 
 def _by_count(seen: Observation, judge: Judge, placed: list[Placed], held: Mapping[ServerId, int]) -> Step | None:
     zones: dict[str, str] = {server: state.zone for server, state in seen.servers.items()}
+    sizes = _Sizes(seen, placed)
 
     def step_of(move: BalancingMove) -> Step:
         reason = (
@@ -59,11 +61,42 @@ def _by_count(seen: Observation, judge: Judge, placed: list[Placed], held: Mappi
         )
 
     def may(move: BalancingMove) -> bool:
-        before, after = seen.servers[ServerId(move.leaving)], seen.servers[ServerId(move.newcomer)]
-        return after.used <= before.used + DISK_VETO and _keeps_load(seen, move) and judge.allows(step_of(move))
+        return _keeps_disk(seen, sizes, move) and _keeps_load(seen, move) and judge.allows(step_of(move))
 
     move = even_move(zones, placed, may)
     return step_of(move) if move is not None else None
+
+
+def _keeps_disk(seen: Observation, sizes: _Sizes, move: BalancingMove) -> bool:
+    """Return True if the newcomer's disk is not much fuller than the other one, and does not become too full."""
+    leaving, newcomer = ServerId(move.leaving), ServerId(move.newcomer)
+    before, after = seen.servers[leaving], seen.servers[newcomer]
+    moved = sizes.of(PartitionId(move.partition), leaving)
+    filled = after.used + moved / after.disk_total if after.disk_total else 0.0
+    emptied = before.used - moved / before.disk_total if before.disk_total else 0.0
+    return after.used <= before.used + DISK_VETO and (filled < DISK_HIGH or filled <= emptied + DISK_VETO)
+
+
+class _Sizes:
+    """Estimates of the bytes of replicas."""
+
+    def __init__(self, seen: Observation, placed: list[Placed]) -> None:
+        self._seen = seen
+        self._held = dict.fromkeys(seen.servers, 0)
+        """The number of replicas of each server."""
+        self._keys = dict.fromkeys(seen.servers, 0)
+        """The number of keys in the replicas of each server."""
+        for each in placed:
+            for server in self._held.keys() & {ServerId(name) for name in each.servers}:
+                self._held[server] += 1
+                self._keys[server] += seen.keys.get(PartitionId(each.partition), 0)
+
+    def of(self, partition: PartitionId, server: ServerId) -> float:
+        """Return the replica's part of the keys on the server's disk, or its part of the replicas if that is more. Both
+        are mostly too much, because the disk also holds other data."""
+        keys = self._keys[server]
+        part = self._seen.keys.get(partition, 0) / keys if keys else 0.0
+        return self._seen.servers[server].disk_used * max(part, 1 / self._held[server])
 
 
 def _keeps_load(seen: Observation, move: BalancingMove) -> bool:
@@ -76,26 +109,24 @@ def _keeps_load(seen: Observation, move: BalancingMove) -> bool:
 
 
 def _by_disk(seen: Observation, judge: Judge, placed: list[Placed], held: Mapping[ServerId, int]) -> Step | None:
-    """Return a replica to move off the fullest disk. The bytes of a replica are estimated by its part of the keys on
-    the server, which is too much, because the disk also holds other data."""
+    """Return a replica to move off the fullest disk."""
     zones: dict[str, str] = {server: state.zone for server, state in seen.servers.items()}
     found: list[tuple[float, Step]] = []
+    sizes = _Sizes(seen, placed)
     for leaving, full in sorted(seen.servers.items()):
         if full.used < DISK_HIGH:
             continue
-        here = [each for each in placed if leaving in each.servers]
-        keys = sum(seen.keys.get(PartitionId(each.partition), 0) for each in here)
-        for each in here:
+        for each in (each for each in placed if leaving in each.servers):
             partition = PartitionId(each.partition)
             if not each.is_whole or seen.expected.get(partition) == leaving or not seen.keys.get(partition):
                 continue
-            moved = full.disk_used * seen.keys[partition] / keys
+            moved = sizes.of(partition, leaving)
             for newcomer, empty in sorted(seen.servers.items()):
-                if newcomer in each.servers or not empty.disk_total or held[newcomer] > held[leaving]:
+                if not empty.disk_total or held[newcomer] > held[leaving]:
                     continue
                 after = empty.used + moved / empty.disk_total
                 gap = full.used - moved / full.disk_total - after
-                if full.used - empty.used < DISK_GAP or gap < 0 or not keeps_zones(each, leaving, newcomer, zones):
+                if full.used - empty.used < DISK_GAP or gap < 0 or not may_move(each, leaving, newcomer, zones):
                     continue
                 reason = f"the disk of {leaving} is {full.used:.0%} full and that of {newcomer} {empty.used:.0%}"
                 step = Step(goal=Goal.REPLICAS, partition=partition, source=leaving, target=newcomer, reason=reason)

@@ -61,8 +61,19 @@ class Step:
         return f"move {what} {self.partition} from {self.source} to {self.target}: {self.reason}"
 
 
-def reverses(step: Step, made: Step) -> bool:
-    """Return True if `step` moves back what `made` has moved."""
-    if step.goal.moves_ranges != made.goal.moves_ranges or (step.source, step.target) != (made.target, made.source):
-        return False
-    return step.goal.moves_ranges or (step.goal is made.goal and step.partition == made.partition)
+Way = tuple[str, str, str, str]
+"""Kind of step, partition, source and target. Ranges that move between two partitions are all alike, because one
+may contain the other."""
+
+
+def way_of(step: Step) -> Way:
+    """Return the way of the step."""
+    if step.goal.moves_ranges:
+        return "range", "", step.source, step.target
+    return step.goal.value, step.partition, step.source, step.target
+
+
+def way_back(step: Step) -> Way:
+    """Return the way of the steps that move back what the step has moved."""
+    what, whose, source, target = way_of(step)
+    return what, whose, target, source

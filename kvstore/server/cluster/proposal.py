@@ -15,6 +15,7 @@ from kvstore.ring import TOKENS, Move, MoveId, MoveState, Pace, PartitionState, 
 from kvstore.ring import plan as plans
 from kvstore.ring.once import check_plan, hash_of
 from kvstore.ring.operations import RingOperation
+from kvstore.ring.placement import machine_count
 from kvstore.types import PartitionId, ServerId
 
 _ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
@@ -91,11 +92,11 @@ def _add(ring: Ring, request: Request, servers: Servers, now_ms: int) -> Ring:
         raise ValueError(f"expected each partition once, got {', '.join(names)}")
     may_hold = {server: zone for server, zone in servers.items() if server not in ring.draining}
     replicas = request.replicas or usual_replicas(ring)
-    if not request.replicas and replicas > len(may_hold):  # a lower number would stay when the other servers are back
+    machines = machine_count(may_hold)
+    if not request.replicas and replicas > machines:  # a lower number would stay when the other servers are back
         raise ValueError(
-            f"expected {replicas} servers for new replicas, like the existing partitions, got {len(may_hold)} that "
-            "can hold one "
-            "now; start more servers, or set the number of replicas"
+            f"expected {replicas} machines for new replicas, like the existing partitions, got {machines} with a "
+            "server that can hold one now; start more servers, or set the number of replicas"
         )
     members = place_members(names, may_hold, replicas, ring.partitions.values(), PartitionState.JOINING)
     return plans.join(ring, members, now_ms=now_ms)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from kvstore.ring import TOKENS, KeyHash, PartitionState, Ring
+from kvstore.ring.ring import TokenRange
 from kvstore.types import PartitionId
 
 KEYS_MAX = 64
@@ -201,14 +202,16 @@ def suggest(ring: Ring, loads: Mapping[PartitionId, PartitionLoad]) -> list[Sugg
     if len(serving) < 2:
         return []
     mean = sum(rates.values()) / len(serving)
-    found = []
+    found, ranges = [], ring.ranges_by_owner()
     for source in sorted(serving, key=lambda each: (-rates[each], each)):
         if rates[source] < max(HOT_TIMES * mean, HOT_OPS_PER_S):
             break
         if source in busy:
             continue
         target = min(serving, key=lambda each: (rates[each], each))
-        suggestion = _one_key(loads[source]) or _range(ring, loads[source], target, mean, rates[target])
+        suggestion = _one_key(loads[source]) or _range(
+            ranges[source], ring.hash.unit, loads[source], target, mean, rates[target]
+        )
         if suggestion is not None:
             found.append(suggestion)
             rates[target] += suggestion.ops_per_s if suggestion.target else 0.0
@@ -226,9 +229,11 @@ def _one_key(load: PartitionLoad) -> Suggestion | None:
     return Suggestion(load.partition, PartitionId(""), 0, 0, 0.0, text)
 
 
-def _range(ring: Ring, load: PartitionLoad, target: PartitionId, mean: float, rate: float) -> Suggestion | None:
+def _range(
+    ranges: Iterable[TokenRange], unit: int, load: PartitionLoad, target: PartitionId, mean: float, rate: float
+) -> Suggestion | None:
     """Suggest a range that brings the source or the target to the mean."""
-    found = cut(ring, load, min(load.ops_per_s - mean, mean - rate) / load.ops_per_s)
+    found = cut(ranges, unit, load, min(load.ops_per_s - mean, mean - rate) / load.ops_per_s)
     if found is None:
         return None
     moved = found.share * load.ops_per_s
@@ -240,18 +245,18 @@ def _range(ring: Ring, load: PartitionLoad, target: PartitionId, mean: float, ra
     return Suggestion(load.partition, target, found.first, found.last, moved, text)
 
 
-def cut(ring: Ring, load: PartitionLoad, share: float) -> Cut | None:
-    """Return the start of the partition's busiest range, with about `share` of its operations, or less if the range has
-    less. Return None if too few operations were sampled, or if each range begins with a key or slot that has more."""
+def cut(ranges: Iterable[TokenRange], unit: int, load: PartitionLoad, share: float) -> Cut | None:
+    """Return the start of the busiest of the partition's ranges, with about `share` of its operations, or less if the
+    range has less. `unit` is that of the key hash. Return None if too few operations were sampled, or if each range
+    begins with a key or slot that has more."""
     wanted = share * len(load.tokens)
     if wanted < 1:
         return None
-    spans = [span for span in ring.ranges() if span.owner == load.partition and span.start != span.end]
+    spans = [span for span in ranges if span.start != span.end]
     parts = [(_tokens_in(load.tokens, (span.start + 1) % TOKENS, span.end), span) for span in spans]
     for tokens, span in sorted(parts, key=lambda part: (-len(part[0]), part[1].end)):
         first, last, count = (span.start + 1) % TOKENS, span.end, len(tokens)
         if count > wanted:
-            unit = ring.hash.unit
             last = tokens[int(wanted) - 1] // unit * unit + unit - 1
             count = bisect_right(tokens, last)
             if count > CUT_EXCESS * wanted:

@@ -1,7 +1,7 @@
 """Checks whether a certificate belongs to the server that presents it (docs/protocol.md H8). Decides only.
 
-A certificate belongs to a server if it names the server's id, or the host at which the server is or was registered in
-the metadata store. The certificate of a client names neither, although the same CA signed it.
+A certificate belongs to a server if it names the server's id, its machine (H15), or the host at which the server is or
+was registered in the metadata store. The certificate of a client names neither, although the same CA signed it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from kvstore.server.access.certificates import common_names
+from kvstore.types import machine_of
 
 Certificate = Mapping[str, Any]
 """The form of `ssl.SSLSocket.getpeercert`."""
@@ -21,7 +22,7 @@ def certificate_fault(certificate: Certificate | None, server: str, host: str | 
     if not certificate:
         return ""
     names = list(_names(certificate))
-    wanted = [server] if host is None else [server, host]
+    wanted = list(dict.fromkeys((server, machine_of(server), *(() if host is None else (host,)))))
     if any(_covers(name, each) for name in names for each in wanted):
         return ""
     return f"expected a certificate of {' or '.join(wanted)}, got one of {', '.join(names) or 'no name'}"

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 
-from kvstore.ring.placement import replacement
+from kvstore.ring.placement import may_replace, replacement
 from kvstore.ring.replicas import begin_replacing, finish_replacing, give_up_replacing, undrain
 from kvstore.ring.ring import Member, PartitionState, Ring
 from kvstore.types import PartitionId, ServerId
@@ -112,15 +112,15 @@ def decide(
 
 
 def homeless(ring: Ring, alive: Mapping[ServerId, str], server: ServerId) -> list[PartitionId]:
-    """Return the partitions whose replica on `server` cannot be moved, because every eligible server already has a
-    replica."""
+    """Return the partitions whose replica on `server` cannot be moved, because every eligible server or another process
+    of its machine already has a replica."""
     may_hold = set(alive) - set(ring.draining) - {server}
     return [
         member.id
         for member in ring.partitions.values()
         if server in member.replicas
         and member.state is not PartitionState.RETIRED
-        and not may_hold - set(member.replicas)
+        and not any(may_replace(each, server, member.replicas) for each in may_hold)
         and server not in {leaving for _, leaving in member.replacing}
     ]
 

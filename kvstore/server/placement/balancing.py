@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from kvstore.proto.admin_pb2 import ClusterReport, PartitionView
+from kvstore.ring.placement import may_replace
 from kvstore.server.status.health import to_serve
+from kvstore.types import ServerId
 
 
 class BalancingMove(NamedTuple):
@@ -39,8 +41,8 @@ def even_move(
 ) -> BalancingMove | None:
     """Return the next move, or None if no server can take a replica from a server that has at least two more. `zones`
     maps the servers that may hold replicas to their zones. Skips partitions whose replicas are not whole, and moves
-    that `may` forbids. A move never increases the number of a partition's replicas in one zone. Each move reduces the
-    sum of the squared replica counts, so the sequence of moves ends."""
+    that `may` forbids. A move keeps a partition's replicas on distinct machines, and never increases their number in
+    one zone. Each move reduces the sum of the squared replica counts, so the sequence of moves ends."""
     held = _held(zones, placed)
     moves = [
         move
@@ -50,8 +52,7 @@ def even_move(
         if held[leaving] - held[newcomer] >= 2
         and each.is_whole
         and leaving in each.servers
-        and newcomer not in each.servers
-        and keeps_zones(each, leaving, newcomer, zones)
+        and may_move(each, leaving, newcomer, zones)
         and may(move := BalancingMove(each.partition, leaving, newcomer))
     ]
     leaders = {each.partition: each.leader for each in placed}
@@ -64,8 +65,11 @@ def even_move(
     return min(moves, key=cost, default=None)
 
 
-def keeps_zones(placed: Placed, leaving: str, newcomer: str, zones: Mapping[str, str]) -> bool:
-    """Return True if the partition has no more replicas in one zone after the move than before."""
+def may_move(placed: Placed, leaving: str, newcomer: str, zones: Mapping[str, str]) -> bool:
+    """Return True if the partition's replicas are on distinct machines after the move, and no more of them are in one
+    zone than before."""
+    if not may_replace(ServerId(newcomer), ServerId(leaving), [ServerId(each) for each in placed.servers]):
+        return False
     others = Counter(zones.get(each, "") for each in placed.servers if each != leaving)
     before, after = (others[zones[each]] if zones[each] else 0 for each in (leaving, newcomer))
     return after <= before

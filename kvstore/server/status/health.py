@@ -13,6 +13,8 @@ from kvstore.proto import admin_pb2
 from kvstore.proto.admin_pb2 import DEGRADED, DOWN, HEALTHY, ClusterReport, Finding, Health, PartitionView
 from kvstore.server.clock.clock_judge import RATE
 from kvstore.server.status.sizes import size
+from kvstore.types import BookieId
+from kvstore.wal.placement import machine_count
 
 BEHIND_MAX = 100_000
 """Mutations a replica may lag behind its leader. Applying them takes some seconds if the replica has to lead."""
@@ -151,15 +153,21 @@ def _next_for(partition: admin_pb2.PartitionView, silent: Iterable[str], full: S
 
 
 def _writable(report: ClusterReport) -> int:
-    """Return the number of bookies that accept writes."""
-    return sum(bookie.state == "writable" and not bookie.no_answer for bookie in report.bookies)
+    """Return the number of machines with a bookie that accepts writes. Copies of an entry are on distinct machines."""
+    return machine_count(map(BookieId, _accepting(report)))
+
+
+def _accepting(report: ClusterReport) -> list[str]:
+    return [bookie.id for bookie in report.bookies if bookie.state == "writable" and not bookie.no_answer]
 
 
 def _too_few_bookies(report: ClusterReport) -> Iterator[Finding]:
     if not report.bookies:
         return
-    writable = _writable(report)
-    of = f"{writable} of {_count(len(report.bookies), 'bookie')} accept writes"
+    writable, accepting = _writable(report), len(_accepting(report))
+    of = f"{accepting} of {_count(len(report.bookies), 'bookie')} accept writes"
+    if writable < accepting:
+        of += f", on {_count(writable, 'machine')}"
     step = "start the bookies that are down, free space on full ones, or add a bookie"
     if writable < report.ack_quorum:
         yield _finding(DOWN, "no_ack_quorum", "the log", f"{of}, but a write needs {report.ack_quorum}", step)

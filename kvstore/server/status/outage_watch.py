@@ -12,6 +12,7 @@ from kvstore.server.cluster.topology import ClusterTopology
 from kvstore.server.config import NodeConfig
 from kvstore.server.status.outages import ClusterView, Outages
 from kvstore.types import PartitionId
+from kvstore.wal.placement import machine_count
 
 log = logging.getLogger(__name__)
 
@@ -64,8 +65,8 @@ class OutageWatch:
         topology = node.topology
         return ClusterView(
             metadata=node.store.state.name.lower(),
-            writable=len(bookies.writable),
-            readonly=len(bookies.readonly),
+            writable=machine_count(bookies.writable),
+            readonly=machine_count(bookies.readonly),
             ack=node.config.log.quorum.ack,
             leaders={partition: leader for partition, (leader, _) in topology.leaders.items()},
             leaderless=node.leaderless(),

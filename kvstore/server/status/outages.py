@@ -24,10 +24,11 @@ class ClusterView:
     metadata: str = "connected"
     """State of the session: connected, suspended or lost."""
     writable: int = 0
-    """Number of bookies registered as writable."""
+    """Number of machines with a bookie that is registered as writable."""
     readonly: int = 0
+    """Number of machines with a bookie that is registered as read-only."""
     ack: int = 0
-    """Number of writable bookies that an acknowledged write needs."""
+    """Number of machines with a writable bookie that an acknowledged write needs."""
     leaders: Mapping[PartitionId, ServerId] = field(default_factory=dict)
     """Leaders of the partitions that have one."""
     leaderless: Iterable[PartitionId] = ()

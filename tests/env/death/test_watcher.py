@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -90,6 +91,14 @@ def test_watcher_survives_the_signals_of_a_stopping_service() -> None:
         assert is_silent(listener)
         process.kill()
         assert received(listener) == b"it is dead"
+
+
+@pytest.mark.parametrize("free", [2, 4, 6, 8])
+def test_start_without_free_files_leaks_none(free: int) -> None:
+    """Each failed start leaked up to four files of a process that had hardly any left, every ten seconds."""
+    command = [sys.executable, "-m", "tests.env.death.exhausted", str(free)]
+    found = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    assert found == {"before": found["before"], "after": found["before"], "failures": 3}
 
 
 # docs/protocol.md G28

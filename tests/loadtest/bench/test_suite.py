@@ -65,19 +65,24 @@ def test_cells_have_medians_and_ratios_are_of_medians() -> None:
         f"{LOAD.name}: {suite.RANDOM}": measured((3_000, 300), (9_000, 100), (1_000, 50)),
         f"{LOAD.name}: {suite.ETCD}": measured((1_500, 200), (2_000, 300), (2_500, 250)),
         f"{LOAD.name}: {suite.LED}": measured((8_000, 50)),
+        f"{LOAD.name}: {suite.REDIS}": measured((60_000, 9.876)),
+        f"{LOAD.name}: {suite.GRPC}": measured((500, 1_234.5)),
     }
     assert suite.figures_table(table).splitlines() == [
         "|  | SET, 50 |",
         "| --- | --- |",
         f"| {suite.LED} | 8,000; 50 |",
         f"| {suite.RANDOM} | 3,000; 100 |",
+        f"| {suite.GRPC} | 500; 1,234 |",
         f"| {suite.ETCD} | 2,000; 250 |",
+        f"| {suite.REDIS} | 60,000; 9.88 |",
     ]
     assert suite.ratios_table(table).splitlines() == [
-        "| ratio | measured | wanted | met |",
-        "| --- | --- | --- | --- |",
-        "| SET, 50: random keys, of etcd's | 1.50 | ≥ 1.5 | yes |",
-        "| SET, 50: processor time of random keys, of led ones | 2.00 | ≤ 1.9 | no |",
+        "| ratio | of medians | of rounds | wanted | met |",
+        "| --- | --- | --- | --- | --- |",
+        "| SET, 50: random keys, of etcd's | 1.50 | 0.40 to 4.50 | ≥ 1.5 | yes |",
+        "| SET, 50: unary gRPC, of etcd's | 0.25 | 0.33 to 0.33 | ≥ 0.6 | no |",
+        "| SET, 50: processor time of random keys, of led ones | 2.00 | 6.00 to 6.00 | ≤ 1.9 | no |",
     ]
 
 
@@ -111,7 +116,7 @@ def test_systems_take_turns_and_the_order_is_reversed(monkeypatch: pytest.Monkey
     assert [(each.rate, each.cpu) for each in found.values()] == [(200.0, 250.0)] * 2
 
 
-def test_results_of_other_cells_are_kept_when_a_run_adds(
+def test_cells_and_rounds_are_kept_when_a_run_adds(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -130,6 +135,8 @@ def test_results_of_other_cells_are_kept_when_a_run_adds(
     assert run(one, is_adding=True) == {one}
     assert run(two, is_adding=True) == {one, two}
     assert "| kvstore, led keys | 6; 1 | 7; 1 |" in capsys.readouterr().out
+    assert run(two, is_adding=True) == {one, two}
+    assert json.loads(out.read_text())["cells"][two]["rates"] == [7, 7]
     assert run(two, is_adding=False) == {two}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from random import Random
@@ -78,6 +78,8 @@ class Cluster:
     ops_per_s: float = 10_000.0
     write_part: float = 0.2
     keys_stored: int = 0
+    replica_bytes: int = 0
+    """Bytes of each replica; 0: each has an equal part of its disk."""
     noise: float = 0.05
     config: BalanceConfig = AUTO
     now: float = 0.0
@@ -162,7 +164,7 @@ class Cluster:
             self.advance(TICK_S)
             date_ms = DATE_MS + int(self.now * 1000)
             self.last = next_plan(self.observe(), self.config, self.record, date_ms)
-            lasts_s = self._patience.lasts_s(self.last.due, self.now)
+            lasts_s = self._patience.lasts_s(self.last, self.now)
             step = self.last.due
             if step is not None and lasts_s >= self.config.settle_s:
                 made = Made(step=step, at_ms=date_ms, by="n1")
@@ -197,12 +199,29 @@ class Cluster:
             if self.leaders[partition] == source:
                 self.leaders[partition] = target
             part = 1 / sum(source in each.replicas for each in self.ring.partitions.values())
-            moved = int(self.servers[source].disk_used * part)
+            moved = self.replica_bytes or int(self.servers[source].disk_used * part)
             for server, more in ((source, -moved), (target, moved)):
                 state = self.servers[server]
                 self.servers[server] = replace(state, disk_used=max(0, state.disk_used + more))
 
         self._busy = (self.now + COPY_S, finish)
+
+
+def with_works(found: Cluster, works: Mapping[str, float]) -> None:
+    """Give each partition this constant work in reads per second, all on one key of the partition."""
+    ops, owners = sum(works.values()), {found.ring.owner_of(token): token for token in range(0, TOKENS, TOKENS >> 12)}
+    found.keys = [Key(owners[PartitionId(partition)], work / ops) for partition, work in works.items() if work]
+    found.ops_per_s, found.write_part, found.noise = ops, 0.0, 0.0
+
+
+def with_replicas(found: Cluster, placed: Mapping[str, Sequence[str]]) -> None:
+    """Place the replicas of these partitions, the leader first."""
+    members = dict(found.ring.partitions)
+    for partition, servers in placed.items():
+        id = PartitionId(partition)
+        members[id] = replace(members[id], replicas=tuple(map(ServerId, servers)))
+    found.ring = replace(found.ring, partitions=members)
+    found.leaders = {each.id: each.replicas[0] for each in members.values()}
 
 
 def cluster(

@@ -30,7 +30,7 @@ from kvstore.server.load.load import PartitionLoad
 from kvstore.types import PartitionId, ServerId
 from kvstore.versions import Fixed
 
-N1, N2, N3 = (ServerId(f"n{i}") for i in range(1, 4))
+N1, N2, N3, N4, N5, N6 = (ServerId(f"n{i}") for i in range(1, 7))
 AUTO = BalanceConfig(mode=BalanceMode.AUTO, settle_s=60)
 
 
@@ -67,7 +67,15 @@ class World:
         self.ring = new_ring([PartitionId(f"p{i}") for i in range(1, 7)], dict.fromkeys((N1, N2, N3), ""), 3)
         self.up = {each: Member(id=each, resp=f"{each}:1") for each in (N1, N2, N3)}
         self.busy = {each.id for each in self.ring.partitions.values() if each.replicas[0] == N1}
+        self.busier = N1
+        """The server whose busy partitions have a little more load."""
         self.findings: list[tuple[str, str]] = []
+
+    def add_servers(self, *more: ServerId) -> None:
+        """Found the cluster again with these servers, of which n1 and n2 are busy."""
+        self.up |= {each: Member(id=each, resp=f"{each}:1") for each in more}
+        self.ring = new_ring([PartitionId(f"p{i}") for i in range(1, 25)], dict.fromkeys(self.up, ""), 3)
+        self.busy = {each.id for each in self.ring.partitions.values() if each.replicas[0] in (N1, N2)}
 
     def node(self, id: ServerId) -> Node:
         return Node(self, id)
@@ -120,10 +128,12 @@ class Node:
         return report
 
     async def loads(self) -> dict[PartitionId, PartitionLoad]:
-        busy = self._world.busy
+        busy, busier = self._world.busy, self._world.busier
         return {
-            each: PartitionLoad(each, 5_000.0 if each in busy else 100.0, 0.0, 0.0)
-            for each in self._world.ring.partitions
+            each.id: PartitionLoad(
+                each.id, (5_000.0 + (each.replicas[0] == busier)) if each.id in busy else 100.0, 0.0, 0.0
+            )
+            for each in self._world.ring.partitions.values()
         }
 
     def leads(self) -> int:
@@ -207,6 +217,18 @@ async def test_suggestion_is_logged_once_and_changes_nothing(world: World, caplo
     assert report is not None
     assert report.mode == "suggest"
     assert "move the lead of" in report.step
+
+
+async def test_equal_imbalances_are_each_logged_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """Two servers are about equally busy, and another one is busier at each observation."""
+    caplog.set_level(logging.INFO)
+    world.add_servers(N4, N5, N6)
+    balancer = world.balancer(config=replace(AUTO, mode=BalanceMode.SUGGEST))
+    for tick in range(40):
+        world.busier = (N1, N2)[tick % 2]
+        await world.wait(balancer, 15)
+    told = [each.getMessage() for each in caplog.records if "balance suggests" in each.getMessage()]
+    assert len(told) == 2
 
 
 async def test_unhealthy_cluster_stops_balancer(world: World) -> None:

@@ -9,7 +9,7 @@ from kvstore.meta import codec, paths
 from kvstore.meta.memory import MemoryStore
 from kvstore.ranges import WrongSettings
 from kvstore.server.balance.record import KIND, BalanceRecord, Intent, Made, applied, record_store
-from kvstore.server.balance.step import Goal, Step, reverses
+from kvstore.server.balance.step import Goal, Step, way_back, way_of
 from kvstore.server.balance_config import BalanceConfig
 
 NOW = 1_700_000_000_000
@@ -55,12 +55,26 @@ def test_step_with_wrong_date_in_future_does_not_stop_balancer() -> None:
     record = record_of(-7_200)
     assert record.budget_left(CONFIG, NOW) == 3
     assert record.rests_s(CONFIG, NOW) == 0
-    assert record_of(-30).rests_s(CONFIG, NOW) == 60, "a small difference of clocks is a rest"
+
+
+# docs/protocol.md H13
+@pytest.mark.parametrize("ahead_s", [30, 90, 3_500])
+def test_step_of_server_whose_clock_is_ahead_counts(ahead_s: int) -> None:
+    """With a clock ahead by more than `settle_s`, two servers that both balance made steps without a rest."""
+    record = record_of(-ahead_s)
+    assert record.rests_s(CONFIG, NOW) == 60 + ahead_s
+    assert record.budget_left(CONFIG, NOW) == 2
+    assert record.rested(CONFIG, NOW) == {"p0"}
+    assert way_of(lead("p0", "n2", "n1")) in record.ways_back(CONFIG, NOW)
 
 
 def test_partitions_of_recent_steps_rest() -> None:
     record = BalanceRecord(steps=(made(lead("p1"), NOW - 700_000), made(ranges("p2", "p3"), NOW - 500_000)))
     assert record.rested(CONFIG, NOW) == {"p2", "p3"}
+
+
+def reverses(step: Step, made: Step) -> bool:
+    return way_of(step) == way_back(made)
 
 
 def test_recent_step_is_not_reversed() -> None:
@@ -69,8 +83,8 @@ def test_recent_step_is_not_reversed() -> None:
     assert not reverses(lead("p1", "n2", "n3"), lead("p1", "n1", "n2"))
     assert reverses(ranges("p2", "p1", Goal.SHARES), ranges("p1", "p2", Goal.LOAD)), "whatever the goal"
     record = BalanceRecord(steps=(made(lead("p1", "n1", "n2"), NOW - 1_000_000),))
-    assert record.reverses(lead("p1", "n2", "n1"), CONFIG, NOW)
-    assert not record.reverses(lead("p1", "n2", "n1"), CONFIG, NOW + 3_600_000)
+    assert record.ways_back(CONFIG, NOW) == {way_of(lead("p1", "n2", "n1"))}
+    assert record.ways_back(CONFIG, NOW + 3_600_000) == frozenset()
 
 
 async def test_record_survives_in_metadata_store() -> None:

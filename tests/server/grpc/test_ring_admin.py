@@ -135,7 +135,7 @@ async def test_partition_that_does_not_answer_is_missing_from_the_estimate(
 async def test_new_partition_has_as_many_replicas_when_a_server_is_down(admin: RingAdmin, node: Node) -> None:
     away = node.topology.servers.pop(ServerId("n3"))
     with pytest.raises(
-        InvalidRequest, match="expected 3 servers for new replicas, like the existing partitions, got 2"
+        InvalidRequest, match="expected 3 machines for new replicas, like the existing partitions, got 2"
     ):
         await admin.change(Action(action=Action.ADD, partitions=["p4"]))
     await admin.change(Action(action=Action.ADD, partitions=["p4"], replicas=2))

@@ -44,6 +44,14 @@ def test_certificate_of_another_name_is_refused(certificate: dict[str, Any]) -> 
     assert "expected a certificate of n1 or db1.example" in certificate_fault(certificate, "n1", "db1.example")
 
 
+# docs/protocol.md H15
+def test_certificate_of_the_machine_is_accepted_for_its_processes() -> None:
+    assert certificate_fault(named(("DNS", "n1")), "n1.2", "10.0.0.1") == ""
+    assert "expected a certificate of n1.2 or n1, got one of n2" in certificate_fault(
+        named(("DNS", "n2")), "n1.2", None
+    )
+
+
 def test_secret_alone_counts_without_certificates() -> None:
     assert certificate_fault(None, "n1", None) == certificate_fault({}, "n1", None) == ""
     assert certificate_fault(named(("DNS", "n1")), "n1", None) == ""

@@ -47,6 +47,18 @@ def test_replica_without_target_stays_and_is_reported() -> None:
     assert homeless(ring, FOUR, N1) == []
 
 
+# docs/protocol.md H15
+def test_replica_of_a_drained_process_leaves_for_no_machine_with_a_replica() -> None:
+    beside = {**THREE, ServerId("n2.2"): "", ServerId("n3.2"): ""}
+    ring = drain(ring_of(2), N1)
+    assert decide(ring, beside, frozenset(), frozenset()) == []
+    assert homeless(ring, beside, N1) == ["p1", "p2"]
+    n12 = ServerId("n1.2")
+    assert homeless(ring, {**beside, n12: ""}, N1) == []
+    assert decide(ring, {**beside, n12: ""}, frozenset(), frozenset())[0] == Begin(P1, n12, N1)
+    assert decide(drain(ring, n12), {**beside, n12: "", N4: ""}, frozenset(), frozenset())[0] == Begin(P1, N4, N1)
+
+
 def test_replicas_of_a_lost_server_are_recreated() -> None:
     alive = {each: zone for each, zone in FOUR.items() if each != N2}
     assert decide(ring_of(1), alive, frozenset(), frozenset()) == [], "not before it has been away for long enough"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from kvstore.proto.admin_pb2 import ClusterReport
 from kvstore.server.placement.balancing import BalancingMove, is_complete, next_balancing_move, not_considered
 
 
-def cluster(zones: Mapping[str, str], *placed: str) -> ClusterReport:
-    """Return servers in zones, and partitions p1, p2 … with replicas on the servers that each word names."""
+def cluster(zones: Mapping[str, str], *placed: Sequence[str]) -> ClusterReport:
+    """Return servers in zones, and partitions p1, p2 … with replicas on the servers that each of `placed` names."""
     report = ClusterReport(server="a")
     for server, zone in zones.items():
         node = report.nodes.add(id=server, registered=True)
@@ -55,6 +55,16 @@ def test_zones_stay_distinct() -> None:
     zones = {"a": "east", "b": "west", "c": "north", "d": "west"}
     report = cluster(zones, *["abc"] * 6)
     assert settled(report) == ["acd"] * 3 + ["abc"] * 3, "only b's replicas go to d, which is in its zone"
+
+
+# docs/protocol.md H15
+def test_replicas_stay_on_distinct_machines() -> None:
+    processes = [f"{machine}{process}" for machine in "abc" for process in ("", ".2")]
+    report = cluster(dict.fromkeys(processes, ""), *[list("abc")] * 6)
+    assert next_balancing_move(report) == BalancingMove("p1", "b", "b.2"), "not to a.2, because a has a replica"
+    found = settled(report)
+    assert all(sorted(servers.replace(".2", "")) == ["a", "b", "c"] for servers in found)
+    assert [sum(process in servers for servers in found) for process in ("a.2", "b.2", "c.2")] == [3, 3, 3]
 
 
 def test_absent_or_draining_servers_take_nothing() -> None:

@@ -431,6 +431,16 @@ def test_node_with_a_wrong_certificate_is_not_to_be_restarted() -> None:
     assert "replace the certificate of n3" in found.next_step
 
 
+# docs/protocol.md H15
+@pytest.mark.parametrize(("machines", "code"), [((1, 2, 2), "small_ensembles"), ((1, 1, 1), "no_ack_quorum")])
+def test_bookies_of_one_machine_count_once(machines: tuple[int, ...], code: str) -> None:
+    report = well()
+    for process, (bookie, machine) in enumerate(zip(report.bookies, machines, strict=True), 1):
+        bookie.id = f"n{machine}.{process}-00000000000a"
+    (found,) = [each for each in findings_of(report) if each.code == code]
+    assert f"3 of 3 bookies accept writes, on {len(set(machines))} machine" in found.reason
+
+
 def test_node_that_is_down_is_named_instead_of_its_parts() -> None:
     report = well()
     silent(report, 3)

@@ -66,6 +66,7 @@ FIRST = {
     "waits for every bookie before it takes a ledger id": (
         "test_silent_bookie_delays_an_id_by_a_quarter_second_at_most"
     ),
+    "two processes of a machine get copies of an entry": "test_processes_of_one_machine_get_one_copy_of_an_entry",
     "takes a ledger id without an ack quorum of answers": "test_new_id_needs_an_ack_quorum_of_answers",
     "a recovery chooses between two payloads": "test_recovery_does_not_choose_between_two_payloads_of_an_entry",
     "a listed successor counts as the end of a ledger": "test_log seed 1",

@@ -17,7 +17,7 @@ from kvstore.meta.layout import ClusterIdentity
 from kvstore.meta.store import SetData
 from kvstore.proto.digest import HEADER, EntryDigest, Packet
 from kvstore.types import NO_ENTRY, EntryId, LedgerState, PartitionId
-from kvstore.wal import ensembles, opener, recovery
+from kvstore.wal import ensembles, opener, placement, recovery
 from kvstore.wal.choice import BookieChoice
 from kvstore.wal.copies.copying import Copying
 from kvstore.wal.entry_reader import EntryReader
@@ -51,6 +51,11 @@ def broken(name: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as monkeypatch:
         MUTANTS[name](monkeypatch)
         yield
+
+
+@mutant("two processes of a machine get copies of an entry")
+def _process_as_machine(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(placement, "machine_of", lambda node: node)
 
 
 @mutant("recovery reads do not fence")

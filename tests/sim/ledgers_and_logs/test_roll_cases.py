@@ -287,6 +287,23 @@ def test_machine_registered_twice_is_no_reason_to_roll() -> None:
     run(case, bookies=1)
 
 
+def test_processes_of_one_machine_get_one_copy_of_an_entry() -> None:
+    """Two machines have four bookies: an ensemble of three would keep two copies on one machine (W10, H15)."""
+
+    async def case(bench: Bench) -> None:
+        for name in ("b9-aaaaaaaaaaaa", "b9.2-bbbbbbbbbbbb", "b9.3-cccccccccccc"):
+            bench.bookies.at[BookieId(name)] = ModelBookie()
+        bench.bookies.view.changed()
+        writer = Writer(await opened(bench.logs(LogConfig(check_every_s=0.1))))
+        for _ in range(10):
+            await writer.append(1)
+            await asyncio.sleep(1)
+        assert len((await bench.listed()).ledgers) == 1
+        assert writer.log.handle.writer.metadata.quorum == Quorum(2, 2, 2)
+
+    run(case, bookies=1)
+
+
 def test_narrower_ledger_follows_striped_one_and_survives_next_loss() -> None:
     async def case(bench: Bench) -> None:
         config = LogConfig(quorum=Quorum(5, 3, 2), check_every_s=0.1)
