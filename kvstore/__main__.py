@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -57,11 +56,9 @@ def main() -> None:
 
             run_tree()
             return
-        gc.disable()  # modules that are being loaded are no garbage; collecting them took a tenth of the start
-        from kvstore.server.node import run_node
+        from kvstore.cli.node.starting import start
 
-        gc.enable()
-        run_node(*found)
+        start(*found)
     except (StoreError, OSError, KeyboardInterrupt) as error:
         from kvstore.cli.main import end
 

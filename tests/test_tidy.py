@@ -64,6 +64,7 @@ ADAPTERS = (
     "kvstore/meta/zookeeper/acls.py",
     "kvstore/meta/zookeeper/session.py",
     "kvstore/meta/zookeeper/store.py",
+    "kvstore/server/host.py",
     "kvstore/spark/",
 )
 # Simulations sleep in virtual time; tests of real processes wait with waiting.py; the last measures pauses.

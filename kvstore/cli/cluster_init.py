@@ -19,7 +19,8 @@ from kvstore.meta import paths
 from kvstore.meta.address import MetadataKind, parse
 from kvstore.meta.login import Acl, metadata_login_of_environment
 from kvstore.ring.hashing import KeyHashName
-from kvstore.server.config import id_fault
+from kvstore.server.config import PROCESSES_MAX, id_fault
+from kvstore.server.processes import process_id
 from kvstore.types import ServerId
 
 SAFE_NODES_MIN = 3
@@ -69,6 +70,9 @@ def init(
     node: Annotated[
         list[str], typer.Option(help="A node that will serve keys, as ID or ID=ZONE; repeat for each, at least three")
     ],
+    processes: Annotated[
+        int, typer.Option(help="Number of processes of each node: `processes` in its file", min=1, max=PROCESSES_MAX)
+    ] = 1,
     partitions: Annotated[int, typer.Option(help="Number of partitions", min=1, max=1024)] = 3,
     replicas: Annotated[int, typer.Option(help="Number of replicas of each partition", min=1)] = 3,
     secret_file: SecretFile = Path("cluster.secret"),
@@ -92,12 +96,14 @@ def init(
     named here.
     """
     from kvstore.ring import Ring, hash_named
+    from kvstore.ring.placement import machine_count
     from kvstore.server.cluster.bootstrap import found
 
-    servers = zones_of(node)
-    if len(servers) < SAFE_NODES_MIN and not unsafe:
+    servers = zones_of(node, processes)
+    machines = machine_count(map(ServerId, servers))
+    if machines < SAFE_NODES_MIN and not unsafe:
         raise ConfigError(
-            f"expected at least {SAFE_NODES_MIN} different --node, got {len(servers)}: fewer nodes cannot lose one; "
+            f"expected at least {SAFE_NODES_MIN} different --node, got {machines}: fewer nodes cannot lose one; "
             "add nodes, or pass --unsafe"
         )
 
@@ -110,7 +116,7 @@ def init(
             tools.store,
             {ServerId(server): zone for server, zone in servers.items()},
             partitions=partitions,
-            replicas=min(replicas, len(servers)),
+            replicas=min(replicas, machines),
             instance_id=str(uuid.uuid4()),
             hash=hash_named(key_hash),
         )
@@ -333,14 +339,15 @@ async def _is_absent(tools: Tools) -> bool:
     return False
 
 
-def zones_of(nodes: list[str]) -> dict[str, str]:
-    """Return zones by server id, from ID or ID=ZONE. Raises ConfigError."""
+def zones_of(nodes: list[str], processes: int = 1) -> dict[str, str]:
+    """Return zones by server id, from ID or ID=ZONE, for this number of processes of each. Raises ConfigError."""
     found: dict[str, str] = {}
     for each in nodes:
         server, _, zone = each.partition("=")
         if not server or server in found:
             raise ConfigError(f"--node {each!r}: expected each id once, as ID or ID=ZONE")
-        if fault := id_fault(server):
-            raise ConfigError(f"--node {each!r}: {fault}")
-        found[server] = zone
+        for number in range(1, processes + 1):
+            if fault := id_fault(process_id(server, number)):
+                raise ConfigError(f"--node {each!r}: {fault}")
+            found[process_id(server, number)] = zone
     return found

@@ -154,14 +154,17 @@ def run(
     ] = False,
     settings: Settings = None,
 ) -> None:
-    """Run one node until SIGTERM; it then hands over its leaderships and exits"""
-    from kvstore.server.node import run_node
+    """Run one node, or the processes of one machine, until SIGTERM; they then hand over their leaderships and exit"""
+    from kvstore.cli.node.starting import start
 
-    run_node(config, settings_of(settings, insecure=insecure))
+    start(config, settings_of(settings, insecure=insecure))
 
 
 def drain(
-    node: Annotated[str, typer.Argument(help="Id of the node, for example n1")],
+    nodes: Annotated[
+        list[str],
+        typer.Argument(metavar="NODE", help="Id of the node, for example n1, or of all processes of a machine"),
+    ],
     cluster: ClusterOptions = LOCAL,
     leads_only: Annotated[
         bool,
@@ -173,18 +176,23 @@ def drain(
     """Take a node out of service: move its replicas to other servers and hand over its leaderships.
 
     Use this to replace its machine. If no other server can take its replicas, they stay, the command says so, and the
-    exit code is 1. `kvstore node undrain` undoes a drain.
+    exit code is 1. Several nodes are drained together, so that no replica moves from one to another. `kvstore node
+    undrain` undoes a drain.
     """
-    kept = "" if leads_only else _move_replicas_off(node, cluster, timeout)
-    handed_over = _hand_over(node, cluster, timeout, may_be_down=not leads_only and not kept)
-    if json:
-        print(as_json({"node": node, "handed_over": handed_over, "replicas_left": kept or None}))
-    else:
+    kept = "" if leads_only else _move_replicas_off(nodes, cluster, timeout)
+    found = []
+    for node in nodes:
+        handed_over = _hand_over(node, cluster, timeout, may_be_down=not leads_only and not kept)
+        found.append({"node": node, "handed_over": handed_over, "replicas_left": kept or None})
+        if json:
+            continue
         print(f"{node} has handed over {', '.join(handed_over)}" if handed_over else f"{node} leads nothing")
         if not leads_only:
             print(
                 f"{node} {f'keeps its replicas: {kept}' if kept else 'holds no replicas and can be stopped for good'}"
             )
+    if json:
+        print(as_json(found if len(found) > 1 else found[0]))
     if kept:
         raise typer.Exit(1)
 
@@ -219,21 +227,28 @@ class _Undrained(Enum):
     OLD = "runs a release that accepts operations again only after a restart"
 
 
-def _move_replicas_off(node: str, cluster: ClusterOptions, timeout_s: float) -> str:
-    """Move all replicas off the node. Return "", or the reason why they cannot be moved."""
+def _move_replicas_off(nodes: list[str], cluster: ClusterOptions, timeout_s: float) -> str:
+    """Move all replicas off the nodes. Return "", or the reason why they cannot be moved. Then no node is draining."""
     from kvstore.cli.operation import reporting_interrupt
     from kvstore.cli.replicas import change_replicas, wait_until_empty
     from kvstore.errors import InvalidRequest
     from kvstore.proto.admin_pb2 import ChangeReplicasRequest
 
-    try:
-        change_replicas(ChangeReplicasRequest(drain=node), cluster)
-    except InvalidRequest as error:
-        if "no other server can take" in str(error):
+    draining: list[str] = []
+    for node in nodes:
+        try:
+            change_replicas(ChangeReplicasRequest(drain=node), cluster)
+        except InvalidRequest as error:
+            if "no other server can take" not in str(error):
+                raise
+            for each in draining:
+                change_replicas(ChangeReplicasRequest(undrain=each), cluster)
             return str(error)
-        raise
-    with reporting_interrupt(f"interrupted; the replicas of {node} are still moving: see `kvstore ring status`"):
-        wait_until_empty(node, cluster, timeout_s=timeout_s)
+        draining.append(node)
+    named = ", ".join(nodes)
+    with reporting_interrupt(f"interrupted; the replicas of {named} are still moving: see `kvstore ring status`"):
+        for node in nodes:
+            wait_until_empty(node, cluster, timeout_s=timeout_s)
     return ""
 
 

@@ -12,7 +12,7 @@ from kvstore.server.config import NodeConfig
 
 PLACED = (
     *("id", "zookeeper", "metadata.uri", "data_dir", "secret_file", "log_dir", "bookie", "bookie_id", "resp", "grpc"),
-    *("http", "log.bookies"),
+    *("http", "log.bookies", "processes"),
     *("storage.journal_dir", "storage.journal_dirs", "storage.index_dir", "storage.lost_dirs"),
 )
 """Settings that differ from node to node, or that are also in the cluster's record."""

@@ -130,15 +130,16 @@ class Output:
         return admitted
 
 
-def open_log(config: LogOutput, *, process: str, directory: Path | None = None) -> Output:
+def open_log(config: LogOutput, *, process: str, directory: Path | None = None, is_shared: bool = False) -> Output:
     """Set up this process's log: `<directory>/<process>.log`, which is rotated, else standard error. JSON lines name
-    the process. Uncaught exceptions of finalizers and threads are logged, too. Raises OSError."""
+    the process, and text lines do if other processes share standard error (`is_shared`). Uncaught exceptions of
+    finalizers and threads are logged, too. Raises OSError."""
     writer = LogWriter()
     if directory is not None:
         directory.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
     sink = StandardError() if directory is None else RotatedFile(directory / f"{process}.log")
     handler = QueuedHandler(writer, sink)
-    handler.setFormatter(formatter(config.format, process))
+    handler.setFormatter(formatter(config.format, process, is_shared=is_shared and directory is None))
     output = Output(config)
     output.use(handler, writer)
     logging.basicConfig(
@@ -172,10 +173,10 @@ def _raised(
     return None if args.exc_value is None else (args.exc_type, args.exc_value, args.exc_traceback)
 
 
-def formatter(format: LogFormat, process: str) -> logging.Formatter:
-    """Return the formatter of log lines."""
+def formatter(format: LogFormat, process: str, *, is_shared: bool = False) -> logging.Formatter:
+    """Return the formatter of log lines. With `is_shared`, text lines begin with the process."""
     ends: list[Processor] = [_STRUCTLOG.ProcessorFormatter.remove_processors_meta]
-    ends.append(_as_json if format is LogFormat.JSON else _as_text)
+    ends.append(_as_json if format is LogFormat.JSON else _as_shared_text if is_shared else _as_text)
     made: logging.Formatter = _STRUCTLOG.ProcessorFormatter(
         foreign_pre_chain=[_Head(process)], processors=ends, pass_foreign_args=True
     )
@@ -210,6 +211,10 @@ def _as_text(logger: Any, method: str, event: EventDict) -> str:
     date = datetime.fromtimestamp(created).astimezone()
     line = f"{date:%Y-%m-%d %H:%M:%S},{date.microsecond // 1000:03d} {level} {name} {on_one_line(said)}"
     return f"{line}\n{event['trace']}" if event["trace"] else line
+
+
+def _as_shared_text(logger: Any, method: str, event: EventDict) -> str:
+    return f"{event['head'][3]} {_as_text(logger, method, event)}"
 
 
 def _as_json(logger: Any, method: str, event: EventDict) -> str:

@@ -45,6 +45,8 @@ BATCH_ENTRIES_MAX = 1000
 """Maximum number of entries in one answer. More would keep others waiting; Java asks for the rest."""
 
 _ADD, _READ, _AUTH, _BATCH_READ = 1, 2, 3, 7
+_PLAIN_ADD = b"\x02\x01\x00\x00"
+_KEY_AT, _BODY_AT = 4, 24
 _FENCE, _RECOVERY, _PRIORITY, _PASSES_OVER = 1, 2, 4, 0x4000
 _KEY_SIZE = 20
 _START = Struct(">BBH")
@@ -92,6 +94,15 @@ class BatchRead(NamedTuple):
         return min(entries, BATCH_ENTRIES_MAX), min(self.bytes_max, BATCH_BYTES_MAX)
 
 
+def plain_add(payload: bytes) -> tuple[int, int, int, bytes, bytes] | None:
+    """Return 0 for the number of the call, ledger, entry, key and body of an ordinary add; None for any other payload,
+    which decode_request understands."""
+    if not payload.startswith(_PLAIN_ADD) or len(payload) < _BODY_AT + _PLACE.size:
+        return None
+    ledger, entry = _PLACE.unpack_from(payload, _BODY_AT)
+    return 0, ledger, entry, payload[_KEY_AT:_BODY_AT], payload[_BODY_AT:]
+
+
 def decode_request(payload: bytes) -> pb.Request | BatchRead:
     """Decode a request to a bookie, as its version 3 equivalent if there is one. Raises BadFrame."""
     try:
@@ -113,7 +124,7 @@ def decode_request(payload: bytes) -> pb.Request | BatchRead:
 
 
 def _add(payload: bytes, flags: int) -> pb.Request:
-    key, body = payload[4 : 4 + _KEY_SIZE], payload[4 + _KEY_SIZE :]
+    key, body = payload[_KEY_AT:_BODY_AT], payload[_BODY_AT:]
     ledger, entry = _PLACE.unpack_from(body)
     add = pb.AddRequest(ledger=ledger, entry=entry, master_key=key, body=body)
     if flags & _RECOVERY:
@@ -143,6 +154,8 @@ def _header(operation: BookieOperation, flags: int) -> pb.PacketHeader:
 
 def encode_add_response(_txn: int, status: int, ledger: int, entry: int) -> bytes:
     """Encode the answer to an add."""
+    if status is Status.OK:
+        return _ANSWER.pack(24, 2, _ADD, 0, 0, ledger, entry)
     return _answer(_ADD, status, ledger, entry, b"")
 
 

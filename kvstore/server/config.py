@@ -23,7 +23,7 @@ from kvstore.server.balance_config import BalanceConfig
 from kvstore.server.tracing_config import TracingConfig
 from kvstore.wal.config import BookieKind, LogConfig
 
-_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}(\.([2-9]|[1-9][0-9]))?")
 _WILDCARDS = ("0.0.0.0", "[::]", "::")
 _HOST = re.compile(r"[\w.-]+|\[[0-9a-fA-F:.]+\]")
 STATES = "partitions"
@@ -43,6 +43,8 @@ class Role(StrEnum):
     """Hosts partition replicas and serves clients."""
 
 
+PROCESSES_MAX = 32
+"""Maximum number of processes of a machine: each keeps a connection to every other one of the cluster."""
 CARRIED_FILES = 3
 """Open files of one gRPC connection with TLS: the client's connection, and both ends of the connection to the gRPC
 server behind it (kvstore/rpc/front.py)."""
@@ -151,10 +153,16 @@ class NodeConfig:
     """Address of a ZooKeeper as the metadata store: `host:port,host:port/chroot`. Alternative to `metadata.uri`."""
     metadata: MetadataConfig = field(default_factory=MetadataConfig)
     """The metadata store, ZooKeeper or etcd."""
+    processes: Annotated[int, between(1, PROCESSES_MAX)] = 1
+    """Number of processes on this machine, each a node. Process 2 has the id `n1.2`, the ports above by one, the data
+    directory `process-2` below that of the first process, and `-2` after its absolute `[storage]` directories. The
+    processes share `partition.memory_bytes`, `storage.scrub_bytes_per_s`, `storage.rewrite_bytes_per_s` and
+    `autorecovery.bytes_per_s`; each reserves `storage.reserve_bytes`."""
     roles: tuple[Role, ...] | None = None
     """Roles of the node. None: both, or only server if `log.bookies` is external."""
     zone: str = ""
-    """Failure domain of the machine. Replicas and copies are placed in distinct zones if there are any."""
+    """Failure domain of the machine. Replicas and copies are placed in distinct zones if there are any. With several
+    processes, the default is the machine's name."""
     bookie: str = "127.0.0.1:3181"
     """Listening address of the bookie (BookKeeper protocol)."""
     bookie_id: str = ""
@@ -344,7 +352,12 @@ class NodeConfig:
 
 def id_fault(text: str) -> str:
     """Return what is wrong with a node's id; empty if it is valid."""
-    return "" if _ID.fullmatch(text) else f"expected lower-case letters, digits and dashes, at most 63, got {text!r}"
+    if _ID.fullmatch(text):
+        return ""
+    return (
+        "expected lower-case letters, digits and dashes, at most 63, and .2 to .99 for a further process of a machine, "
+        f"got {text!r}"
+    )
 
 
 def _address_faults(address: str, *, is_open: bool) -> list[str]:

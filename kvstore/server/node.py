@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kvstore import config as toml
 from kvstore.bookie import BookieState
 from kvstore.env.beat import BEAT_S
 from kvstore.env.certificates import CHECK_S, Certificates
@@ -75,14 +74,13 @@ END_S = 10.0
 """Maximum time from the end of the node to the end of its process."""
 
 
-def run_node(path: Path, settings: Sequence[toml.Setting] = ()) -> None:
-    """Run the node of a configuration file until SIGTERM or SIGINT. `settings` override the file. Raises ConfigError,
-    OSError."""
-    config = toml.read(path, NodeConfig, settings)
+def run_node(config: NodeConfig, *, is_supervised: bool = False) -> None:
+    """Run a node until SIGTERM or SIGINT. `is_supervised`: it shares standard error with other processes of its
+    machine, so its log lines name it. Raises ConfigError, OSError."""
     config = replace(config, data_dir=config.data_dir.absolute())
     secret = read_secret(config.secret_file)
     private_folder(config.data_dir)
-    output = _opened_log(config)
+    output = _opened_log(config, is_shared=is_supervised)
     lock = lock_dir(config.data_dir)
     files = raise_file_limit()
     try:
@@ -96,15 +94,15 @@ def run_node(path: Path, settings: Sequence[toml.Setting] = ()) -> None:
         logging.shutdown()
 
 
-def _opened_log(config: NodeConfig) -> Output:
+def _opened_log(config: NodeConfig, *, is_shared: bool = False) -> Output:
     """Open the log. Falls back to standard error if its disk accepts no file now. Raises OSError if the disk fails
     otherwise."""
     try:
-        return open_log(config.log_output, process=config.id, directory=config.log_dir)
+        return open_log(config.log_output, process=config.id, directory=config.log_dir, is_shared=is_shared)
     except OSError as error:
         if not is_passing(error):
             raise
-        output = open_log(config.log_output, process=config.id)
+        output = open_log(config.log_output, process=config.id, is_shared=is_shared)
         log.warning("logging to standard error instead: %s", reason_of(error, str(config.log_dir)))
         return output
 

@@ -1,5 +1,5 @@
-"""Reports to the supervisor that started this process (systemd or a compatible one): readiness, what the node is
-waiting for, that its event loop runs, and that it stops (sd_notify(3)). Without NOTIFY_SOCKET nothing is reported.
+"""Reports to the supervisor that started this process (systemd, a compatible one, or host.py): readiness, what the node
+is waiting for, that its event loop runs, and that it stops (sd_notify(3)). Without a supervisor nothing is reported.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable, MutableMapping
 
 from kvstore.env.events import wait_within
+from kvstore.env.parent import LINK
 
 log = logging.getLogger(__name__)
 
@@ -23,13 +24,16 @@ NOTIFY_SOCKET, WATCHDOG_USEC, WATCHDOG_PID = "NOTIFY_SOCKET", "WATCHDOG_USEC", "
 
 
 class Supervisor:
-    """A process supervisor that receives reports on a datagram socket. No method raises, because a failed report
-    must not end a node that serves."""
+    """A process supervisor that receives reports on a socket. No method raises, because a failed report must not end a
+    node that serves."""
 
-    def __init__(self, address: str, watchdog_s: float | None = None) -> None:
-        """`address` is a path, or the name of an abstract socket that begins with @. The supervisor ends the process
-        if it receives no watchdog message for `watchdog_s` seconds."""
-        self._address = "\0" + address[1:] if address.startswith("@") else address
+    def __init__(self, address: str | socket.socket, watchdog_s: float | None = None) -> None:
+        """`address` is the path of a datagram socket, the name of an abstract one that begins with @, or this process's
+        end of a socket pair. The supervisor ends the process if it receives no watchdog message for `watchdog_s`
+        seconds."""
+        if isinstance(address, str) and address.startswith("@"):
+            address = "\0" + address[1:]
+        self._address = address
         self._watchdog_s = watchdog_s
         self._failed = False
         self._sent_status = ""
@@ -72,11 +76,15 @@ class Supervisor:
 
     def _send(self, text: str) -> bool:
         """Send a report and return True, or return False if it could not be sent."""
+        data = text.encode(errors="replace")  # a path may not be UTF-8
         try:
+            if isinstance(self._address, socket.socket):
+                self._address.send(data, socket.MSG_DONTWAIT)
+                return True
             with socket.socket(
                 socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
             ) as endpoint:
-                endpoint.sendto(text.encode(errors="replace"), self._address)  # a path may not be UTF-8
+                endpoint.sendto(data, self._address)
         except OSError as error:
             if not self._failed:
                 log.warning("cannot reach the supervisor at %s: %s", NOTIFY_SOCKET, error)
@@ -88,8 +96,10 @@ class Supervisor:
 def supervisor_of(environ: MutableMapping[str, str], pid: int | None = None) -> Supervisor | None:
     """Return the supervisor that the environment names, or None. The variables are removed from `environ`, so that
     no child process reports on behalf of this process."""
-    address = environ.pop(NOTIFY_SOCKET, "")
+    address, link = environ.pop(NOTIFY_SOCKET, ""), environ.pop(LINK, "")
     microseconds, whose = environ.pop(WATCHDOG_USEC, ""), environ.pop(WATCHDOG_PID, "")
+    if link:
+        return Supervisor(socket.socket(fileno=int(link)), _watchdog_s(microseconds, "", 0))
     if not address:
         return None
     if not address.startswith(("/", "@")) or len(address) < 2:

@@ -21,7 +21,7 @@ import tempfile
 import time
 from asyncio.subprocess import PIPE
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from statistics import median
@@ -131,16 +131,20 @@ class Kind(NamedTuple):
     """Command lines, by the owner of the client."""
 
 
-async def one_run(kind: Kind, command: Sequence[str], size: int) -> dict[str, float]:
-    """Run a client. Reads from it when it has begun and what it did. Raises RunEnded."""
+async def one_run(servers: Mapping[str, Sequence[int]], command: Sequence[str], size: int) -> dict[str, float]:
+    """Run a client. Reads from it when it has begun and what it did. Raises RunEnded.
+
+    `servers`: process ids by name. The processor time of each name is returned as `<name>_us` per add. `per_entry` is
+    1 unless the client reports a number of entries that differs from that of its adds.
+    """
     process = await asyncio.create_subprocess_exec(*command, stdout=PIPE)
     assert process.stdout is not None
     try:
         async with asyncio.timeout(LATE_S):
             await _line(process.stdout, b"begun")
-            before = sum(map(spent_s, kind.bookies))
+            before = {name: sum(map(spent_s, pids)) for name, pids in servers.items()}
             figures = json.loads(await _line(process.stdout, b"{"))
-            after = sum(map(spent_s, kind.bookies))
+            after = {name: sum(map(spent_s, pids)) for name, pids in servers.items()}
             await process.communicate()
         if process.returncode != 0:
             raise RunEnded(f"it ended with {process.returncode}")
@@ -154,8 +158,9 @@ async def one_run(kind: Kind, command: Sequence[str], size: int) -> dict[str, fl
         "mb_per_s": adds * size / figures["took_s"] / 1e6,
         "p50_ms": figures["p50_us"] / 1000,
         "p99_ms": figures["p99_us"] / 1000,
+        "per_entry": adds / figures.get("entries", adds),
         "client_us": figures["cpu_s"] / adds * 1e6,
-        "bookies_us": (after - before) / adds * 1e6,
+        **{f"{name}_us": (after[name] - before[name]) / adds * 1e6 for name in servers},
     }
 
 
@@ -204,7 +209,7 @@ async def compare(
                 for client, bookies in pairs:
                     kind = there[bookies]
                     try:
-                        figures = await one_run(kind, [*kind.commands[client], *numbers], size)
+                        figures = await one_run({"bookies": kind.bookies}, [*kind.commands[client], *numbers], size)
                     except RunEnded as error:
                         print(f"{client} on {bookies}, {window} in flight: {error}", file=sys.stderr, flush=True)
                     else:

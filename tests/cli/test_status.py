@@ -64,6 +64,23 @@ def test_version_of_the_cluster_is_shown_where_it_is_known() -> None:
     assert status_document(older)["cluster_version"] is None
 
 
+def test_processes_of_a_machine_share_a_line() -> None:
+    report = whole(well())
+    report.nodes[1].id = "n1.2"
+    report.nodes[1].report.uptime_s, report.nodes[1].report.disk.free_bytes = 30.0, 10 << 30
+    lines = status_text(report).splitlines()
+    table = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in lines[2:5]]
+    names = ("NODE", "PROCESSES", "STATE", "VERSION", "UP", "ZONE", "FREE", "BOOKIE", "LEADS", "REPLICAS")
+    assert table == [
+        [*names, "MOST BEHIND"],
+        ["n1", "2", "ready", "0.1.0", "30 s", "rack-1, rack-2", "10.0 GiB of 100.0 GiB", "writable", "0", "4", "0"],
+        ["n3", "1", "ready", "0.1.0", "1 h 2 min", "rack-3", "50.0 GiB of 100.0 GiB", "writable", "0", "2", "0"],
+    ]
+    report.nodes[1].ClearField("report")
+    report.nodes[1].no_answer = "refuses connections"
+    assert "no answer: n1.2" in status_text(report).splitlines()[3]
+
+
 def whole(report: ClusterReport) -> ClusterReport:
     """Return the report with the nodes' answers as text, and its findings."""
     for number, node in enumerate(report.nodes, 1):

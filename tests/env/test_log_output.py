@@ -92,6 +92,17 @@ def test_text_line_has_a_date_and_cannot_be_broken_by_input(tmp_path: Path) -> N
     assert rest == "address=h:1 says x\\n2026-01-01 INFO kvstore forged\\x1b[2J"
 
 
+def test_shared_text_line_begins_with_the_process(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    open_log(LogOutput(), process="n1.2", is_shared=True)
+    log.warning("said")
+    for handler in logging.root.handlers:
+        handler.flush()
+    assert capfd.readouterr().err.split()[0] == "n1.2"
+    open_log(LogOutput(), process="n1.2", directory=tmp_path, is_shared=True)
+    log.warning("said")
+    assert not lines_of(tmp_path / "n1.2.log")[0].startswith("n1.2"), "no other process writes to this file"
+
+
 def test_text_that_is_not_unicode_is_written_nevertheless(tmp_path: Path) -> None:
     opened(tmp_path)
     log.warning("path=%s", "a\udcff")

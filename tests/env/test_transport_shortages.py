@@ -68,7 +68,7 @@ async def test_connect_does_not_retry_when_the_other_side_fails(monkeypatch: pyt
 def refuse_log_files(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     number = getattr(errno, name)
 
-    def refused(_config: LogOutput, *, process: str, directory: Path | None = None) -> str:
+    def refused(_config: LogOutput, *, process: str, directory: Path | None = None, is_shared: bool = False) -> str:
         if directory is not None:
             raise OSError(number, os.strerror(number))
         return f"standard error of {process}"

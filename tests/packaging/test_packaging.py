@@ -23,12 +23,13 @@ import yaml
 
 from kvstore import config as toml
 from kvstore.__main__ import plain_node_run
-from kvstore.cli.node.advice import advice, clashes
+from kvstore.cli.node.advice import advice
 from kvstore.cli.snapshot_nightly import OUTCOMES
 from kvstore.env.tls import Tls
 from kvstore.server.config import NodeConfig
 from kvstore.server.http import listener
 from kvstore.server.node import FILES_MIN, STOP_TIMEOUT_S
+from kvstore.server.processes import clashes
 from tests.certificates import Files
 from tests.cli.test_main_help import TREE
 from tests.source import ROOT
@@ -76,7 +77,7 @@ def config_of(words: Sequence[str], file: str) -> NodeConfig:
     config, faults = toml.build_or_faults(toml.with_settings(tomllib.loads(file), settings), NodeConfig)
     assert faults == []
     assert config is not None
-    assert clashes(config) == []
+    assert clashes([config]) == []
     assert {name: int(each.rpartition(":")[2]) for name, each in config.listeners().items()} == PORTS
     assert config.data_dir == Path("/var/lib/kvstore")
     return config

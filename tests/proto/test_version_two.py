@@ -33,6 +33,18 @@ def test_javas_adds_decode() -> None:
     assert (recovery.add.flag, recovery.header.priority) == (pb.AddRequest.RECOVERY_ADD, 100)
 
 
+def test_plain_add_is_what_the_decoder_finds_and_no_other_payload_is_one() -> None:
+    add = request("add").add
+    assert two.plain_add(GOLDEN["add"]) == (0, add.ledger, add.entry, add.master_key, add.body)
+    assert [name for name, payload in GOLDEN.items() if two.plain_add(payload) is not None] == ["add"]
+    priority = b"\x02\x01\x00\x04" + GOLDEN["add"][4:]
+    assert two.plain_add(priority) is None
+    for size in range(4 + 20 + 16):  # too short for a ledger and an entry
+        assert two.plain_add(GOLDEN["add"][:size]) is None
+        with pytest.raises(BadFrame):
+            two.decode_request(GOLDEN["add"][:size])
+
+
 def test_javas_reads_decode() -> None:
     plain, last, fence = (request(name) for name in ("read", "read the last", "fence and read the last"))
     assert [(each.read.ledger, each.read.entry) for each in (plain, last, fence)] == [(7, 3), (7, -1), (7, -1)]

@@ -129,7 +129,9 @@ async def test_metadata_store_is_closed_at_the_end(
 FAILING = """
 import logging, sys
 from pathlib import Path
+from kvstore import config
 from kvstore.server import node
+from kvstore.server.config import NodeConfig
 
 def fails(main):
     main.close()
@@ -139,7 +141,7 @@ def fails(main):
 
 node.END_S = 0.5
 node.run = fails
-node.run_node(Path(sys.argv[1]))
+node.run_node(config.read(Path(sys.argv[1]), NodeConfig))
 """
 
 

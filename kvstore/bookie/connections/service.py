@@ -257,7 +257,7 @@ class BookieConnection:
     def _may_ask(self, payload: bytes) -> bool:
         """Return True if a request may have to wait for the metadata store. A malformed request does not."""
         may_ask = self._storage.may_ask
-        if (plain := wire.plain_add(payload)) is not None:
+        if (plain := _plain_add(payload)) is not None:
             _, ledger, _, key, body = plain
             return may_ask(ledger, key, body, is_writers=True)
         try:
@@ -317,13 +317,13 @@ class BookieConnection:
     # Requests
 
     def _handle(self, payload: bytes) -> None:
-        plain = wire.plain_add(payload)
+        if payload.startswith(version_two.MARK):
+            self.answers = version_two
+        plain = _plain_add(payload)
         if plain is not None:
             self._add(*plain)
             return
         try:
-            if payload.startswith(version_two.MARK):
-                self.answers = version_two
             request = self._decode(payload)
         except BadFrame as error:
             self._give_up(str(error))
@@ -386,3 +386,10 @@ class BookieConnection:
             self._is_serve_due = True
             self._loop.call_soon(self._serve)
         self.send(self.answers.encode_add_response(txn, status, ledger, entry))
+
+
+def _plain_add(payload: bytes) -> tuple[int, int, int, bytes, bytes] | None:
+    """Return an ordinary add of either version, or None for any other payload. Decoding a message would take almost
+    half of the time of an add."""
+    is_version_two = payload.startswith(version_two.MARK)
+    return version_two.plain_add(payload) if is_version_two else wire.plain_add(payload)

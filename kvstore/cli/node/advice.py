@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterator
 
 from kvstore.config import Fault
@@ -13,8 +12,6 @@ from kvstore.meta.login import Acl
 from kvstore.server.config import NodeConfig, Role
 from kvstore.types import DigestType
 
-BOTH = "both wildcards"
-"""Stands for gRPC's [::], which also accepts IPv4. Other listeners accept only IPv6 there."""
 RESTART_S = 30
 """Seconds that a restart may take. A node that is away for less should not count as lost."""
 
@@ -28,51 +25,6 @@ def advice(config: NodeConfig) -> list[Fault]:
         *_of_partitions(config),
         *_of_rest(config),
     ]
-
-
-def clashes(config: NodeConfig) -> list[Fault]:
-    """Return the listeners whose address another listener uses. The node would not start."""
-    taken: list[tuple[str, str]] = []
-    found = []
-    for name, address in config.listeners().items():
-        bound = address.replace("[::]", BOTH) if name == "grpc" else address
-        other = next((other for other, theirs in taken if _meet(bound, theirs)), None)
-        if other is not None:
-            theirs = dict(taken)[other]
-            what = f"{other} uses, too" if theirs == address else f"{other} covers with {theirs}"
-            found.append(Fault(name, f"expected an unused address, got {address}, which {what}"))
-        taken.append((name, address))
-    return found
-
-
-def _meet(one: str, other: str) -> bool:
-    """Return True if two listeners conflict: they have the same port and share a host. A wildcard means every host of
-    its family; localhost means both loopbacks."""
-    (host, _, port), (theirs, _, their_port) = one.rpartition(":"), other.rpartition(":")
-    if port != their_port or not port.strip("0"):
-        return False
-    mine, their = _hosts(host), _hosts(theirs)
-    return bool(mine & their) or _takes(mine, their) or _takes(their, mine)
-
-
-def _takes(hosts: set[str], others: set[str]) -> bool:
-    """Return True if `hosts` contains the wildcard of a family that `others` has an address of. A name counts as IPv4,
-    because most machines have an IPv4 address."""
-    return ("0.0.0.0" in hosts and any(":" not in each for each in others)) or (
-        "::" in hosts and any(":" in each for each in others)
-    )
-
-
-def _hosts(host: str) -> set[str]:
-    """Return the addresses of a host's name, as far as they are known without a lookup."""
-    if host == "localhost":
-        return {"127.0.0.1", "::1"}
-    if host == BOTH:
-        return {"0.0.0.0", "::"}
-    try:
-        return {str(ipaddress.ip_address(host.strip("[]")))}
-    except ValueError:
-        return {host.lower()}
 
 
 def _of_endpoints(config: NodeConfig) -> Iterator[Fault]:

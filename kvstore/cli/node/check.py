@@ -14,7 +14,7 @@ import typer
 
 from kvstore import config as toml
 from kvstore.cli.cluster import Json, checked_path
-from kvstore.cli.node.advice import advice, clashes
+from kvstore.cli.node.advice import advice
 from kvstore.cli.node.toml_lines import line_of, lines_of
 from kvstore.cli.output import as_json
 from kvstore.config import Fault, Setting
@@ -24,6 +24,7 @@ from kvstore.env.secret import read_secret
 from kvstore.env.tls import Tls
 from kvstore.errors import ConfigError, StoreError
 from kvstore.server.config import STATES, NodeConfig, Role
+from kvstore.server.processes import split
 
 FILE_BYTES_MAX = 1 << 20
 MEMORY_SHARE_MAX = 0.5
@@ -104,17 +105,18 @@ def checked_file(path: Path, settings: Sequence[Setting], *, only_file: bool) ->
     warnings: list[Fault] = []
     if config is not None:
         retired = [Fault(name, text) for name, text in NodeConfig.RETIRED.items() if name in table]
-        faults, warnings = clashes(config), [*retired, *advice(config)]
+        processes, faults = split(config)
+        warnings = [*retired, *advice(config)]
         if not only_file:
-            faults += faults_around(config)
-            warnings += warnings_around(config)
+            faults += faults_around(config, processes)
+            warnings += warnings_around(config, processes)
     findings = [ConfigFinding(line_of(each.name, lines), "fault", *each) for each in faults]
     findings += [ConfigFinding(line_of(each.name, lines), "warning", *each) for each in warnings]
     return CheckedConfig(config, sorted(findings, key=lambda each: (each.line or 0, each.weight)))
 
 
-def faults_around(config: NodeConfig) -> list[Fault]:
-    """Return what prevents the node from starting on this machine as this user."""
+def faults_around(config: NodeConfig, processes: Sequence[NodeConfig]) -> list[Fault]:
+    """Return what prevents the processes of this file from starting on this machine as this user."""
     found = [
         *_tried("secret_file", lambda: read_secret(config.secret_file)),
         *_tried("metadata.password_file", config.metadata_login),
@@ -123,13 +125,13 @@ def faults_around(config: NodeConfig) -> list[Fault]:
     found += _traces_faults(config)
     if config.tls.serves:
         found += _tried("tls", lambda: _certificates_fit(config.tls))
-    return found + [Fault(name, str(fault)) for name, fault in _write_faults(config) if not fault.is_full]
+    return found + [Fault(name, str(fault)) for name, fault in _write_faults(processes) if not fault.is_full]
 
 
-def _write_faults(config: NodeConfig) -> Iterator[tuple[str, WriteFault]]:
-    """Yield faults of the directories that the node writes to. Each directory is tried once."""
+def _write_faults(processes: Sequence[NodeConfig]) -> Iterator[tuple[str, WriteFault]]:
+    """Yield faults of the directories that the processes write to. Each directory is tried once."""
     tried = set[Path]()
-    for name, place in _places(config):
+    for name, place in (each for config in processes for each in _places(config)):
         if place.absolute() not in tried:
             tried.add(place.absolute())
             if fault := write_fault(place):
@@ -164,9 +166,9 @@ def _traces_faults(config: NodeConfig) -> Iterator[Fault]:
         yield Fault(name, text)
 
 
-def warnings_around(config: NodeConfig) -> Iterator[Fault]:
+def warnings_around(config: NodeConfig, processes: Sequence[NodeConfig]) -> Iterator[Fault]:
     """Yield what will fail or be slow on this machine later. A full disk does not prevent a node from starting."""
-    yield from (Fault(name, str(fault)) for name, fault in _write_faults(config) if fault.is_full)
+    yield from (Fault(name, str(fault)) for name, fault in _write_faults(processes) if fault.is_full)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if config.partition.memory_bytes > memory * MEMORY_SHARE_MAX:
         yield Fault("partition.memory_bytes", f"more than half of this machine's memory, {memory} bytes")

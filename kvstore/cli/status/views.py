@@ -11,6 +11,7 @@ from google.protobuf.json_format import MessageToDict
 from kvstore.cli.output import as_table, shown_prefix
 from kvstore.proto.namespaces import KINDS, warning_of
 from kvstore.server.status.health import copies_of, retired_in, to_serve
+from kvstore.types import machine_of
 from kvstore.versions import release_for
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def status_document(report: ClusterReport, processes: Processes = ()) -> dict[st
 
 def status_text(report: ClusterReport, processes: Processes = ()) -> str:
     """Return the status as text: health, nodes, findings with advice, and further facts."""
-    parts = [report.health.text, "", as_table([_node_row(each, report, processes) for each in report.nodes])]
+    parts = [report.health.text, "", as_table(_machine_rows(report, processes))]
     if report.findings:
         parts.append("")
     for each in report.findings[:FINDINGS_SHOWN_MAX]:
@@ -173,6 +174,47 @@ def _node(node: NodeView) -> dict[str, Any]:
         "holds": list(node.holds),
         "report": _plain(report) if node.HasField("report") else None,
     }
+
+
+def _machine_rows(report: ClusterReport, processes: Processes) -> list[dict[str, Any]]:
+    """Return a row for each node, or for each machine if one has several processes."""
+    machines: dict[str, list[NodeView]] = {}
+    for node in report.nodes:
+        machines.setdefault(machine_of(node.id), []).append(node)
+    if len(machines) == len(report.nodes):
+        return [_node_row(each, report, processes) for each in report.nodes]
+    return [_machine_row(machine, nodes, report) for machine, nodes in machines.items()]
+
+
+def _machine_row(machine: str, nodes: Sequence[NodeView], report: ClusterReport) -> dict[str, Any]:
+    """Return a row with the processes' worst state, the shortest time since a start, the least free space, and the sums
+    of their partitions."""
+    rows = [_node_row(each, report, ()) for each in nodes]
+    reported = [each.report for each in nodes if each.HasField("report")]
+    worst = max((_state(each) for each in nodes), key=STATES.index)
+    named = [each.id for each in nodes if _state(each) == worst]
+    disk = min((each.disk for each in reported), key=lambda disk: disk.free_bytes, default=None)
+    return {
+        "node": machine,
+        "processes": len(nodes),
+        "state": worst if len(named) == len(nodes) else f"{worst}: {', '.join(named)}",
+        "version": _distinct(rows, "version"),
+        "up": shown_time(min(each.uptime_s for each in reported)) if reported else None,
+        "zone": _distinct(rows, "zone"),
+        "free": None if disk is None else _shown_room(disk),
+        "bookie": _distinct(rows, "bookie"),
+        "leads": sum(row["leads"] for row in rows),
+        "replicas": sum(row["replicas"] for row in rows),
+        "most_behind": max((row["most_behind"] for row in rows if row["most_behind"] is not None), default=None),
+    }
+
+
+def _distinct(rows: Sequence[Mapping[str, Any]], name: str) -> str | None:
+    return ", ".join(sorted({row[name] for row in rows if row[name] is not None})) or None
+
+
+STATES = ("ready", "draining", "not ready", "no answer")
+"""States of a node, worst last."""
 
 
 def _node_row(node: NodeView, report: ClusterReport, processes: Processes) -> dict[str, Any]:

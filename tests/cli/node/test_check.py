@@ -15,11 +15,12 @@ from typer.testing import CliRunner
 
 from kvstore import config as toml
 from kvstore.cli.main import build
-from kvstore.cli.node.advice import advice, clashes
+from kvstore.cli.node.advice import advice
 from kvstore.cli.node.toml_lines import line_of, lines_of
 from kvstore.env.secret import make_secret
 from kvstore.errors import ConfigError
 from kvstore.server.config import NodeConfig
+from kvstore.server.processes import clashes
 from tests.certificates import Files
 from tests.env.namespaces import need_mounts, run_mounted
 
@@ -200,9 +201,9 @@ def test_plain_file_causes_no_warning() -> None:
 
 def test_two_listeners_cannot_share_an_address() -> None:
     config = toml.from_table({**GOOD, "grpc": "127.0.0.1:8401"}, NodeConfig)
-    assert [each.name for each in clashes(config)] == ["grpc"]
-    assert clashes(toml.from_table({**GOOD, "grpc": "127.0.0.1:0", "http": "127.0.0.1:0"}, NodeConfig)) == []
-    assert clashes(toml.from_table({**GOOD, "roles": ["bookie"], "grpc": "127.0.0.1:8401"}, NodeConfig)) == []
+    assert [each.name for each in clashes([config])] == ["grpc"]
+    assert clashes([toml.from_table({**GOOD, "grpc": "127.0.0.1:0", "http": "127.0.0.1:0"}, NodeConfig)]) == []
+    assert clashes([toml.from_table({**GOOD, "roles": ["bookie"], "grpc": "127.0.0.1:8401"}, NodeConfig)]) == []
 
 
 @pytest.mark.parametrize(
@@ -223,10 +224,10 @@ def test_two_listeners_cannot_share_an_address() -> None:
 )
 def test_address_is_shared_under_two_names_too(one: str, other: str, do_meet: bool) -> None:
     listeners = {"insecure": True, "advertise": "node-1.example", "grpc": f"{one}:7401", "resp": f"{other}:7401"}
-    found = clashes(toml.from_table({**GOOD, **listeners}, NodeConfig))
+    found = clashes([toml.from_table({**GOOD, **listeners}, NodeConfig)])
     assert [each.name for each in found] == (["grpc"] if do_meet else [])
     assert all(f"resp covers with {other}:7401" in each.text for each in found)
-    assert clashes(toml.from_table({**GOOD, **listeners, "grpc": f"{one}:7402"}, NodeConfig)) == []
+    assert clashes([toml.from_table({**GOOD, **listeners, "grpc": f"{one}:7402"}, NodeConfig)]) == []
 
 
 def test_requirements_of_traces_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
