@@ -12,6 +12,21 @@ python3 -m venv "$tool"
 "$tool/bin/pip" install --quiet cyclonedx-bom
 "$tool/bin/cyclonedx-py" requirements requirements.lock --pyproject pyproject.toml --output-reproducible \
     --of JSON -o dist/sbom.json 2>/dev/null
+# uPlot is not a package of Python: its files are in the wheel.
+python3 - "$(sed -n 's/^# uPlot //p' kvstore/server/ui/files/uplot/README.md)" <<'END'
+import json, sys
+from pathlib import Path
+
+path, version = Path("dist/sbom.json"), sys.argv[1]
+listed = json.loads(path.read_text())
+listed["components"].append(
+    {
+        "type": "library", "name": "uplot", "version": version, "purl": f"pkg:npm/uplot@{version}",
+        "bom-ref": f"uplot=={version}", "licenses": [{"license": {"id": "MIT"}}],
+    }
+)
+path.write_text(json.dumps(listed, indent=2) + "\n")
+END
 cd dist
 sha256sum -- * > SHA256SUMS
 cat SHA256SUMS

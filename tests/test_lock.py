@@ -70,7 +70,8 @@ def test_project_has_name_and_license() -> None:
     """On PyPI `kvstore` belongs to somebody else: no instruction may name it for installation."""
     project = PROJECT["project"]
     assert project["name"] == "kvstore-log"
-    assert project["license"] == "Apache-2.0"
+    assert project["license"] == "Apache-2.0 AND MIT"
+    assert all((ROOT / path).is_file() for path in project["license-files"])
     assert (ROOT / "LICENSE").read_text().lstrip().startswith("Apache License")
     misleading = re.compile(r"pip install [^\n`]*\bkvstore(?![-_]log|/)|\bkvstore\[")
     texts = {path: text for path, text in tracked_texts().items() if path != "tests/test_lock.py"}

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.browser import UNTIL_DRAWN, tab_of
+from tests.browser import LEGEND, tab_of
 from tests.cluster.dashboard.scenes import SCENES, Shown, fill
 from tests.cluster.harness import TIMEOUT_S, Cluster, running_cluster
 
@@ -16,10 +16,14 @@ DARK = {"node-dead", "move-stuck"}
 """Scenes that are taken in the dark colour scheme."""
 
 
-async def take(cluster: Cluster, shown: Shown, place: Path, profile: Path, *, is_dark: bool) -> None:
-    async with tab_of("about:blank", profile) as tab:
+SCALE = 0.7
+"""Size of the pictures, relative to the page."""
+
+
+async def take(cluster: Cluster, shown: Shown, place: Path, *, is_dark: bool) -> None:
+    async with tab_of(device_scale_factor=SCALE) as tab:
         await tab.open_until(f"http://{cluster.file.node(shown.node).http}/ui", shown.texts, TIMEOUT_S)
-        await tab.evaluate(UNTIL_DRAWN)
+        await tab.page.wait_for_selector(LEGEND)
         await tab.picture(place, is_dark=is_dark)
 
 
@@ -37,8 +41,7 @@ def main() -> None:
             if wanted.only in (None, name):
                 with scene(cluster) as shown:
                     place = wanted.directory / f"ui-{name}.png"
-                    profile = Path(directory) / f"profile-{name}"
-                    asyncio.run(take(cluster, shown, place, profile, is_dark=name in DARK))
+                    asyncio.run(take(cluster, shown, place, is_dark=name in DARK))
                     sys.stdout.write(f"{place}: {place.stat().st_size:,} bytes\n")
 
 

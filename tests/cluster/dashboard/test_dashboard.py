@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -27,9 +26,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield started
 
 
-async def look(cluster: Cluster, shown: Shown, profile: Path) -> list[str]:
+async def look(cluster: Cluster, shown: Shown) -> list[str]:
     """Wait until the page shows all texts. Return the complaints of the browser."""
-    async with tab_of("about:blank", profile) as tab:
+    async with tab_of() as tab:
         page = f"http://{cluster.file.node(shown.node).http}/ui"
         await tab.open_until(page, shown.texts, TIMEOUT_S)
         await tab.open_until(f"{page}/ledgers?partition=p1", shown.ledgers, TIMEOUT_S)
@@ -37,6 +36,6 @@ async def look(cluster: Cluster, shown: Shown, profile: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", SCENES)
-def test_dashboard_shows_each_fault_with_reason_and_next_step(cluster: Cluster, name: str, tmp_path: Path) -> None:
+def test_dashboard_shows_each_fault_with_reason_and_next_step(cluster: Cluster, name: str) -> None:
     with SCENES[name](cluster) as shown:
-        assert asyncio.run(look(cluster, shown, tmp_path / "profile")) == []
+        assert asyncio.run(look(cluster, shown)) == []

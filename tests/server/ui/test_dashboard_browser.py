@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
+from playwright.async_api import expect
 
 from kvstore.env.clock import SystemClock
 from kvstore.server.ui.charts import CHARTS
-from tests.browser import CHROMIUM, MISSING, UNTIL_DRAWN, tab_of
+from tests.browser import CHROMIUM, LEGEND, MISSING, tab_of
 from tests.server.ui.test_dashboard import Opened, opened
 from tests.waiting import PATIENCE_S
 
 __all__ = ["opened"]
 
-UNTIL_LIVE = """new Promise(live => {
-  const look = () => {
-    const link = document.getElementById("link");
-    if (link && link.textContent === "live") live(true); else setTimeout(look, 20);
-  };
-  look();
-})"""
 FOCUSED = """(() => {
   const at = document.activeElement;
   if (at.tagName === "BODY") return "BODY";
@@ -30,21 +23,20 @@ FOCUSED = """(() => {
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason=MISSING)]
 
 
-async def test_page_is_updated_in_a_browser_under_its_policy(opened: Opened, tmp_path: Path) -> None:
-    async with tab_of(f"{opened.url}/ui", tmp_path / "profile") as tab, asyncio.timeout(PATIENCE_S):
-        await tab.call("Runtime.evaluate", expression=UNTIL_LIVE, awaitPromise=True)
-        assert "all served" in await tab.text_of("health")
+async def test_page_is_updated_in_a_browser_under_its_policy(opened: Opened) -> None:
+    async with tab_of(f"{opened.url}/ui") as tab:
+        await expect(tab.page.locator("#link")).to_have_text("live", timeout=PATIENCE_S * 1000)
+        assert "all served" in await tab.page.inner_text("#health")
         assert tab.complaints == []
 
 
-async def test_keyboard_skips_to_the_content_and_reaches_wide_tables(opened: Opened, tmp_path: Path) -> None:
-    async with tab_of("about:blank", tmp_path / "profile") as tab, asyncio.timeout(PATIENCE_S):
+async def test_keyboard_skips_to_the_content_and_reaches_wide_tables(opened: Opened) -> None:
+    async with tab_of() as tab, asyncio.timeout(PATIENCE_S):
         await tab.open_until(f"{opened.url}/ui", ["all served"])
-        stops = []
+        stops: list[str] = []
         while not stops or stops[-1] not in ("BODY", "this node"):
-            for kind in ("rawKeyDown", "keyUp"):
-                await tab.call("Input.dispatchKeyEvent", type=kind, key="Tab", code="Tab", windowsVirtualKeyCode=9)
-            stops.append(await tab.evaluate(FOCUSED))
+            await tab.page.keyboard.press("Tab")
+            stops.append(await tab.page.evaluate(FOCUSED))
         assert stops[:2] == ["Skip to the content", "kvstore"]
         sections = [each for each in stops if each.startswith("section ")]
         assert sections == ["section hot", "section nodes", "section partitions", "section bookies"]
@@ -52,11 +44,8 @@ async def test_keyboard_skips_to_the_content_and_reaches_wide_tables(opened: Ope
         assert stops[-1] == "this node", "nothing holds the focus"
 
 
-LEGEND = "document.querySelector('.u-legend').innerText.replace(/\\s+/g, ' ')"
-
-
 async def test_charts_are_drawn_and_read_by_keys_under_the_policy(
-    opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report, watcher, now = opened.made.report, opened.made.watcher, SystemClock().now()
     assert watcher is not None
@@ -64,28 +53,24 @@ async def test_charts_are_drawn_and_read_by_keys_under_the_policy(
         report.partitions[0].lead.ops_per_s = 100.0 * number
         monkeypatch.setattr(SystemClock, "now", lambda _, number=number: now - 30 + 15 * number)
         watcher(report)
-    async with tab_of("about:blank", tmp_path / "profile") as tab, asyncio.timeout(PATIENCE_S):
+    async with tab_of() as tab:
         await tab.open_until(f"{opened.url}/ui", ["all served"])
-        await tab.evaluate(UNTIL_DRAWN)
-        assert await tab.evaluate("document.querySelectorAll('.chart canvas').length") == len(CHARTS)
-        assert "all300/s" in await tab.evaluate(LEGEND), "the newest values"
-        await tab.evaluate("document.querySelector('.chart').focus()")
-        for kind in ("rawKeyDown", "keyUp"):
-            await tab.call("Input.dispatchKeyEvent", type=kind, key="Home", code="Home", windowsVirtualKeyCode=36)
-        await tab.evaluate("new Promise(requestAnimationFrame)")
-        assert "all100/s" in await tab.evaluate(LEGEND), "the oldest values"
+        legend = tab.page.locator(LEGEND).first
+        await expect(legend).to_contain_text("300/s", timeout=PATIENCE_S * 1000)  # the newest value
+        assert await tab.page.locator(".chart canvas").count() == len(CHARTS)
+        await tab.page.locator(".chart").first.press("Home")
+        await expect(legend).to_contain_text("100/s", timeout=PATIENCE_S * 1000)  # the oldest value
         assert tab.complaints == []
 
 
 WIDE_SECTIONS = "[...document.querySelectorAll('section')].filter(each => each.scrollWidth > each.clientWidth).length"
 
 
-async def test_page_needs_no_sideways_scrolling_on_a_phone(opened: Opened, tmp_path: Path) -> None:
-    async with tab_of("about:blank", tmp_path / "profile") as tab, asyncio.timeout(PATIENCE_S):
-        await tab.call("Emulation.setDeviceMetricsOverride", width=390, height=800, deviceScaleFactor=1, mobile=True)
+async def test_page_needs_no_sideways_scrolling_on_a_phone(opened: Opened) -> None:
+    async with tab_of(viewport={"width": 390, "height": 800}, is_mobile=True) as tab:
         for path in ("/partition?id=p1", "/bookie?id=n1-ab", "/users", "/slow", "/snapshots", ""):
             await tab.open_until(f"{opened.url}/ui{path}", ["kvstore"])
             if not path:
-                await tab.evaluate(UNTIL_DRAWN)
-            assert await tab.evaluate("document.documentElement.scrollWidth") == 390, path
-            assert await tab.evaluate(WIDE_SECTIONS) == 0, path
+                await tab.page.wait_for_selector(LEGEND)
+            assert await tab.page.evaluate("document.documentElement.scrollWidth") == 390, path
+            assert await tab.page.evaluate(WIDE_SECTIONS) == 0, path

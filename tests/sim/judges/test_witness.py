@@ -15,7 +15,7 @@ from kvstore.types import EntryId, LedgerId, PartitionId, Position
 from tests.sim.judges.checks import as_history
 from tests.sim.judges.history import Result
 from tests.sim.judges.log_states import LogStates, Wrong
-from tests.sim.judges.operations import Operation, Status
+from tests.sim.judges.operations import Operation, Status, transaction
 from tests.sim.judges.witness import Witness
 
 P = PartitionId("p1")
@@ -119,6 +119,17 @@ def test_read_older_than_read_of_another_key_in_partition_is_wrong() -> None:
     seen = asked(commands.Get(L), 1, 2, record(b"2", 2, 2))
     with pytest.raises(Wrong, match="no state"):
         judge(log, asked(commands.Put(K, b"1"), 0, 9, 1), seen, asked(commands.Get(K), 3, 4, None))
+
+
+def test_reading_transaction_may_see_a_state_within_an_entry() -> None:
+    def both(*found: Record | None) -> Witness:
+        op = transaction((commands.Get(K), commands.Get(L)))
+        return judge(Log().add((K, b"1"), (L, b"2")), asked(op, 0, 9, list(found)))
+
+    first, second = Record(b"1", 1, 1, 1, 0), Record(b"2", 2, 2, 1, 0)
+    assert both(first, None).placed == both(first, second).placed == both(None, None).placed == 1
+    with pytest.raises(Wrong, match="no state"):
+        both(None, second)
 
 
 def test_read_of_value_never_written_is_wrong() -> None:
