@@ -78,7 +78,7 @@ class Tab:
 
 @asynccontextmanager
 async def tab_of(url: str = "about:blank", **look: Any) -> AsyncIterator[Tab]:
-    """Open a page in a browser of its own. `look` has Playwright's options of a page, such as `viewport`."""
+    """Open a page in a new browser. `look` has Playwright's options of a page, such as `viewport`."""
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         try:
