@@ -24,7 +24,7 @@ from kvstore.meta.registration import RegisteredBookies, RegistrationClient
 from kvstore.meta.store import MetadataStore
 from kvstore.meta.underreplication import Underreplication
 from kvstore.types import BookieId, LedgerMetadata, LedgerState
-from kvstore.wal.placement import machine_of
+from kvstore.wal.placement import machine_of_bookie
 from loadtest.drills.stage import Stage
 from tests.cluster.harness import Cluster
 
@@ -130,7 +130,7 @@ class RepairStage(Stage):
     async def bookie_of(self, node: str) -> BookieId:
         """Return the id under which the node's bookie is registered."""
         found = (await self.bookies()).all
-        return next(each for each in found if machine_of(each) == node and each not in self.lost)
+        return next(each for each in found if machine_of_bookie(each) == node and each not in self.lost)
 
     async def faults(self, *, write: int, zones: int) -> list[str]:
         """Return the faults: marked ledgers, and ledgers whose copies are not at `write` registered bookies in as many
@@ -205,7 +205,7 @@ def faults_of(metadata: LedgerMetadata, registered: RegisteredBookies, *, write:
 
 
 def _clash(who: str, copies: Sequence[BookieId], registered: RegisteredBookies, zones: int) -> list[str]:
-    if len({machine_of(each) for each in copies}) < len(copies):
+    if len({machine_of_bookie(each) for each in copies}) < len(copies):
         return [f"{who} has two copies on one machine: {copies}"]
     stand = {registered.zones.get(each, "") for each in copies}
     return [f"{who} has copies in {sorted(stand)}"] if len(stand) < min(zones, len(copies)) else []

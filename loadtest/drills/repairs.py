@@ -20,7 +20,7 @@ from kvstore.meta.store import MetadataStore
 from kvstore.meta.underreplication import Underreplication
 from kvstore.types import BookieId, LedgerId
 from kvstore.wal.bookies import BookieClients
-from kvstore.wal.placement import machine_of
+from kvstore.wal.placement import machine_of_bookie
 from loadtest.drills.load import Load
 from loadtest.drills.many_ledgers import many_ledgers
 from loadtest.drills.repair_stage import ANSWER_S, SUPERVISOR_S, WHOLE_MAX_S, Made, RepairStage
@@ -330,7 +330,7 @@ async def _locked_by(store: MetadataStore, worker: str) -> list[LedgerId]:
     found = []
     async for ledger in marks.marked_ledgers():
         holder = await marks.holder_or_none(ledger)
-        if holder is not None and (holder == worker or machine_of(BookieId(holder)) == worker):
+        if holder is not None and (holder == worker or machine_of_bookie(BookieId(holder)) == worker):
             found.append(ledger)
     return found
 
@@ -349,7 +349,7 @@ async def _wait_taken(store: MetadataStore, ledgers: list[LedgerId], worker: str
     while len(taken) < len(ledgers) and time.perf_counter() < until:
         for ledger in ledgers:
             holder = await marks.holder_or_none(ledger)
-            if holder is not None and worker not in (holder, machine_of(BookieId(holder))):
+            if holder is not None and worker not in (holder, machine_of_bookie(BookieId(holder))):
                 taken[ledger] = holder
             elif holder is None and await marks.get(ledger) is None:
                 taken.setdefault(ledger, "nobody: it is whole")
@@ -417,7 +417,7 @@ def _ask_both(stage: RepairStage, node: str, former: BookieId, ledgers: list[Led
         new: list[BookieId] = []
         while time.perf_counter() - since < 60:
             found = await registrations.names()
-            new = [each for each in found if machine_of(each) == node and each != former]
+            new = [each for each in found if machine_of_bookie(each) == node and each != former]
             if asked and former not in found:
                 break
             at = time.perf_counter()
