@@ -59,7 +59,7 @@ async def test_server_of_another_cluster_is_skipped(tmp_path: Path, monkeypatch:
                 await asyncio.to_thread(call, timeout_s=1.0)
         feed.close()
         assert await Pins(theirs.store, LedgerLists(theirs.store)).all(P1) == [], "nothing is held there"
-        with FeedReader(f"kv://{there}?timeout=2s", "the cluster") as strict:
+        with FeedReader(f"kv://{there}?timeout=5s", "the cluster") as strict:
             with pytest.raises(Unavailable, match=r"of another cluster.*: (want|expected) the cluster, got another"):
                 await Reading(ours, strict).page("p1", 0)
             with pytest.raises(Unavailable, match="is another cluster: expected a server of 'the cluster'"):
