@@ -45,8 +45,8 @@ BY_PYTEST = (
     "tests/server/access/test_logins_unfounded.py",
     "tests/sim/coordination",
 )
-"""Suites whose tests break something themselves: the code of a leader, an auditor, a guard, a lock, a budget or the
-balancer, who is let in, or a model by one of its rules."""
+"""Suites whose tests break something themselves: the code of a leader, an auditor, a guard, a lock, a budget, the
+balancer or a login, or a model by one of its rules."""
 BREAKS = re.compile(r"test_(?:a_broken_|broken_|without_|\w+_without_|\w+_is_noticed)")
 """Names of the tests in these suites that break something."""
 
