@@ -71,7 +71,7 @@ async def _run(configs: Sequence[NodeConfig]) -> None:
     children = [_Child(each) for each in configs]
     for which in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(which, stop.set)
-    loop.add_signal_handler(signal.SIGHUP, _signal, children, signal.SIGHUP)
+    loop.add_signal_handler(signal.SIGHUP, _hang_up, children)
     tasks = [loop.create_task(each.keep(stop)) for each in children]
     reporting = None
 
@@ -102,6 +102,14 @@ def _signal(children: Sequence[_Child], which: signal.Signals) -> None:
         each.signal(which)
 
 
+def _hang_up(children: Sequence[_Child]) -> None:
+    """Notify the processes of new certificates. The signal would end a process that does not handle it yet. Such a
+    process has not reported, and reads the certificates later."""
+    for each in children:
+        if each.has_reported:
+            each.signal(signal.SIGHUP)
+
+
 class _Child:
     """One process of the machine, over all its restarts."""
 
@@ -109,6 +117,8 @@ class _Child:
         self.id, self._config = config.id, config
         self.state = "starting"
         """The condition that the process waits for; empty once it is ready."""
+        self.has_reported = False
+        """True if the running process has sent a message."""
         self._process: Process | None = None
         self._silence: asyncio.TimerHandle | None = None
 
@@ -137,6 +147,7 @@ class _Child:
     async def _run_once(self, stop: asyncio.Event) -> str:
         """Run the process until it ends. Return how it ended."""
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.has_reported = False
         loop = asyncio.get_running_loop()
         try:
             with theirs, _file_of(self._config) as file:
@@ -174,6 +185,7 @@ class _Child:
         if not data:  # it has ended
             asyncio.get_running_loop().remove_reader(link)
             return
+        self.has_reported = True
         self._expect_message()
         for line in data.decode(errors="replace").splitlines():
             name, _, value = line.partition("=")

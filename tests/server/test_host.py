@@ -177,6 +177,14 @@ def test_hang_up_ends_no_process(run: Callable[..., Host]) -> None:
     host.wait_for_children(without=before["n1"])
 
 
+def test_hang_up_ends_no_process_that_is_starting(run: Callable[..., Host]) -> None:
+    """A process that does not handle the signal yet would be ended by it."""
+    host = run()
+    before = host.wait_for_children()
+    host.process.send_signal(signal.SIGHUP)
+    assert host.wait_for_pages() == before
+
+
 def test_second_supervisor_of_a_directory_is_refused(run: Callable[..., Host]) -> None:
     host = run()
     host.wait_for_children()
