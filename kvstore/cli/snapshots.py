@@ -19,13 +19,10 @@ from kvstore.cli.snapshot_options import (
     Conf,
     Daily,
     Examples,
-    HoldHours,
     Master,
     MetricsFile,
     Monthly,
     Nice,
-    PinMinutes,
-    Rate,
     SnapshotId,
     To,
     Upto,
@@ -33,7 +30,7 @@ from kvstore.cli.snapshot_options import (
     Where,
 )
 from kvstore.cli.snapshot_spark import with_tables
-from kvstore.cli.snapshot_taking import Taker
+from kvstore.cli.snapshot_taking import ONE, Taker, TakingOptions
 from kvstore.errors import ConfigError, Corrupted, InvalidRequest
 
 if TYPE_CHECKING:
@@ -69,16 +66,11 @@ def create(
         typer.Option("--or-full", help="With --incremental: take a full snapshot if there is nothing to continue"),
     ] = False,
     parent: Annotated[str | None, typer.Option(help="Id of the snapshot to continue; default: the newest")] = None,
-    hold_hours: HoldHours = 0.0,
     compression: Annotated[Compression, typer.Option(help="Compression of the files")] = Compression.zstd,
     split_mib: Annotated[
         float, typer.Option(min=0.01, max=4096, help="Approximate uncompressed MiB in each file")
     ] = tools.SPLIT_MIB,
-    pin_minutes: PinMinutes = 15,
-    rate: Rate = 0.0,
-    nice: Nice = tools.NICENESS,
-    master: Master = tools.AUTO,
-    conf: Conf = None,
+    taking: TakingOptions = ONE,
     cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
@@ -93,22 +85,7 @@ def create(
     store.check_writable()
     if or_full and (parent or not incremental):
         raise typer.BadParameter("expected together with --incremental, and without --parent", param_hint="--or-full")
-    tools.need_spark("pyarrow")
-    config, instance = tools.cluster_of(cluster)
-    taker = Taker(
-        store=store,
-        cluster=cluster,
-        config=config,
-        instance=instance,
-        compression=compression,
-        split_mib=split_mib,
-        pin_minutes=pin_minutes,
-        hold_hours=hold_hours,
-        bytes_per_s=rate * (1 << 20),
-        master=master,
-        conf=conf,
-        nice=nice,
-    )
+    taker = Taker(store, cluster, *tools.cluster_of(cluster), taking, compression=compression, split_mib=split_mib)
     began = time.monotonic()
     manifest = taker.take(incremental=incremental, parent=parent, full_instead=tools.full_instead if or_full else None)
     folder, seconds = store.folder(manifest.id), round(time.monotonic() - began, 1)
