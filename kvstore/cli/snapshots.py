@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 import time
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvstore.cli import snapshot_tools as tools
-from kvstore.cli.cluster import LOCAL, ClusterOptions, Json
+from kvstore.cli.cluster import LOCAL, ClusterOptions, Json, checked_path
 from kvstore.cli.output import as_json
 from kvstore.cli.snapshot_nightly import nightly
 from kvstore.cli.snapshot_options import (
@@ -347,10 +348,19 @@ def delta(
     wanted: SnapshotId = None,
     key_type: Annotated[str, typer.Option(help="Type of the column key: binary or string")] = "binary",
     value_type: Annotated[
-        str, typer.Option(help="Type of the column value: binary, string, long, double, json or msgpack")
+        str,
+        typer.Option(help="Type of the column value: binary, string, long, double, json, msgpack, avro or protobuf"),
     ] = "binary",
     value_schema: Annotated[
         str, typer.Option(help="Fields of values in json or msgpack, for example: id BIGINT, name STRING")
+    ] = "",
+    value_schema_file: Annotated[
+        Path | None,
+        typer.Option(callback=checked_path, help="Schema of values: an .avsc file, or a FileDescriptorSet of Protobuf"),
+    ] = None,
+    value_message: Annotated[str, typer.Option(help="Full name of the Protobuf message")] = "",
+    value_prefix: Annotated[
+        str, typer.Option(help="Bytes before each value that are no part of it, in hexadecimal digits")
     ] = "",
     json: Json = False,
 ) -> None:
@@ -363,9 +373,18 @@ def delta(
     from kvstore.spark.snapshots import delta as tables
 
     try:
-        types = types_of({"keyType": key_type, "valueType": value_type, "valueSchema": value_schema})
+        types = types_of(
+            {
+                "keyType": key_type,
+                "valueType": value_type,
+                "valueSchema": value_schema,
+                "valueSchemaFile": str(value_schema_file or ""),
+                "valueMessage": value_message,
+                "valuePrefix": value_prefix,
+            }
+        )
     except ConfigError as error:
-        raise typer.BadParameter(str(error), param_hint="--key-type, --value-type, --value-schema") from None
+        raise typer.BadParameter(str(error), param_hint="--key-type, --value-…") from None
     store, chain, _ = tools.chosen(where, wanted, None, None, of_one_cluster=True)
     with tools.reporting_errors("run it again"), tools.Bar() as progress:
         counted = tools.ProgressCounter(progress, "adding", sum(each.rows for each in chain))
