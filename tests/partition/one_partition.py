@@ -16,13 +16,13 @@ from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.leader import Leader
 from kvstore.partition.state.commands import NotNow, Op, Record, Sink
 from kvstore.partition.state.engine import Engine
-from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.entry import Entry, EntryKind, decode
 from kvstore.partition.state.rows import record_of
 from kvstore.partition.state.state import ReplicaState
 from kvstore.ring.hashing import MURMUR3
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, Seq
 from kvstore.wal.ports import AppendDone, LogEntry
+from tests.partition.state.engine_memory import MemoryEngine
 from tests.sim.world.loop import SimLoop
 
 P1 = PartitionId("p1")

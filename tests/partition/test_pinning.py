@@ -17,11 +17,11 @@ from kvstore.errors import OutcomeUnknown, Unavailable
 from kvstore.partition import in_time, pinning
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.pinning import EXPIRE_S, IDLE_S, NUMBERED_SINCE, Pinning
-from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.marks import MarkRecord
 from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import EVERYTHING
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, Seq
+from tests.partition.state.engine_memory import MemoryEngine
 
 P1 = PartitionId("p1")
 

@@ -24,7 +24,6 @@ from kvstore.partition.election.role_machine import ReplicaRole
 from kvstore.partition.election.tail import Tail
 from kvstore.partition.state import entry as entries
 from kvstore.partition.state import move_records, rows
-from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.entry import EntryKind, control
 from kvstore.partition.state.move_records import Founded, Freeze, ImportEnd, LogVersion
 from kvstore.partition.state.ownership import Ownership
@@ -38,6 +37,7 @@ from kvstore.ring.hashing import TOKENS
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, ServerId
 from tests.partition.effects import P1, Writer, state_over
 from tests.partition.one_partition import Partition
+from tests.partition.state.engine_memory import MemoryEngine
 from tests.waiting import wait_until
 
 CONFIG, PIN = PartitionConfig(), Position(LedgerId(1), EntryId(2))

@@ -12,7 +12,6 @@ from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.state import rows
-from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.state import ReplicaState
 from kvstore.ring import codec, new_ring
 from kvstore.server import hosting as module
@@ -22,6 +21,7 @@ from kvstore.types import PartitionId, ServerId
 from kvstore.versions import LATEST
 from tests.meta.drivers import LaggingStore
 from tests.partition.effects import Writer
+from tests.partition.state.engine_memory import MemoryEngine
 from tests.waiting import wait_until
 
 P1, P2 = PartitionId("p1"), PartitionId("p2")

@@ -11,9 +11,9 @@ from kvstore.partition.election.claiming import Claiming
 from kvstore.partition.election.leader_znode import Claims
 from kvstore.partition.election.ranking import LeaderRecord
 from kvstore.partition.election.role_events import RemoveStale
-from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.state import ReplicaState
 from kvstore.types import PartitionId, ServerId
+from tests.partition.state.engine_memory import MemoryEngine
 
 P, ME = PartitionId("p1"), ServerId("n1")
 TWINS = LeaderRecord(ME, 1, "twin's")

@@ -14,7 +14,6 @@ from kvstore.errors import WrittenByNewer
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.election.trials import Investigations
 from kvstore.partition.state.checksum import Doubt
-from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.rows import (
     NOTHING_REPORTED,
     REPORTED_KEY,
@@ -26,6 +25,7 @@ from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.transfer import StateImport
 from kvstore.proto import entry_pb2
 from kvstore.types import PartitionId, Seq, ServerId
+from tests.partition.state.engine_memory import MemoryEngine
 from tests.waiting import PATIENCE_S, wait_until
 
 P1 = PartitionId("p1")

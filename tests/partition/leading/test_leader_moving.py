@@ -25,7 +25,6 @@ from kvstore.partition.state.commands import (
     Scan,
 )
 from kvstore.partition.state.digest import RangeDigest
-from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.entry import decode
 from kvstore.partition.state.move_records import (
     Drop,
@@ -48,6 +47,7 @@ from kvstore.partition.state.tokens import Tokens, TokenSpan
 from kvstore.ring.hashing import MURMUR3, TOKENS
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
 from tests.partition.one_partition import TIME_MS, Partition
+from tests.partition.state.engine_memory import MemoryEngine
 from tests.sim.moving.moves import keys_in
 
 MOVING, STAYING = TokenSpan(0, TOKENS // 2 - 1), TokenSpan(TOKENS // 2, TOKENS - 1)

@@ -8,13 +8,13 @@ from kvstore.errors import NotLeader
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.leader_reads import NOW_BYTES
 from kvstore.partition.state.commands import NOT_NOW, Get, Put
-from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.move_records import Founded, Freeze, Release
 from kvstore.partition.state.rows import record_of
 from kvstore.partition.state.tokens import TokenSpan
 from kvstore.ring.hashing import MURMUR3, TOKENS
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
 from tests.partition.one_partition import TIME_MS, Partition
+from tests.partition.state.engine_memory import MemoryEngine
 from tests.sim.moving.moves import keys_in
 
 LEASE_MS = 500

@@ -7,11 +7,11 @@ from kvstore.partition.leading.serving_ranges import ServingRanges
 from kvstore.partition.leading.waiting import WaitingWrites
 from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Op
-from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import EVERYTHING, TokenSpan
 from kvstore.ring.hashing import MURMUR3
 from kvstore.types import PartitionId
+from tests.partition.state.engine_memory import MemoryEngine
 
 CONFIG = PartitionConfig()
 GONE, KEPT = b"gone", b"kept"

@@ -18,7 +18,6 @@ from kvstore.partition.moves.import_driver import ImportDriver, MoveProgress
 from kvstore.partition.moves.import_steps import ImportStep
 from kvstore.partition.state import move_records
 from kvstore.partition.state.commands import Delete, Flag, Put, RequestId
-from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.entry import EntryKind, control
 from kvstore.partition.state.move_records import ImportRows, LogVersion
 from kvstore.partition.state.ownership import ImportedRange, Ownership
@@ -31,6 +30,7 @@ from kvstore.ring.moves import Move, MoveId
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
 from kvstore.wal.ledger_list import BEGINNING
 from tests.partition.one_partition import TIME_MS, Partition
+from tests.partition.state.engine_memory import MemoryEngine
 
 P1, P2 = PartitionId("p1"), PartitionId("p2")
 MOVE = Move(MoveId(1), P1, P2, TOKENS - 1, 99)

@@ -12,7 +12,6 @@ from kvstore.partition.moves import pages
 from kvstore.partition.moves.source import drop_bound
 from kvstore.partition.state import move_records, rows
 from kvstore.partition.state.digest import RangeDigest
-from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.entry import Requests, control, decode
 from kvstore.partition.state.move_records import (
     KIND_OF,
@@ -32,6 +31,7 @@ from kvstore.ring.hashing import MURMUR3, TOKENS
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
 from kvstore.wal.ports import LogEntry
 from tests.partition.effects import CONFIG, P1, all_records
+from tests.partition.state.engine_memory import MemoryEngine
 from tests.partition.transaction_log import KEYS, TransactionLog
 
 P2 = PartitionId("p2")

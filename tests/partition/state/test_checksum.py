@@ -9,13 +9,13 @@ from crc32c import crc32c
 
 from kvstore.partition.state import rows
 from kvstore.partition.state.checksum import ENCODING, Doubt, decode_checks, encode_checks
-from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.entry import DELETE, KIND, NOTE, OF_TRANSACTIONS, Entry, decode
 from kvstore.proto import entry_pb2
 from kvstore.ring.hashing import MURMUR3
 from kvstore.types import Seq
 from kvstore.wal.ports import LogEntry
 from tests.partition.effects import Writer, state_over
+from tests.partition.state.engine_memory import MemoryEngine
 from tests.partition.transaction_log import TransactionLog
 
 

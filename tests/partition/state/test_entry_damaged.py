@@ -12,13 +12,13 @@ import pytest
 from kvstore.errors import Corrupted, StoreError
 from kvstore.partition.moves import pages
 from kvstore.partition.state import changes, entry
-from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.entry import CREATE, OVERWRITE, Entry, decode
 from kvstore.partition.state.tokens import EVERYTHING
 from kvstore.ring.hashing import MURMUR3
 from kvstore.types import EntryId, PartitionId, Position
 from kvstore.wal.ports import LogEntry
 from tests.partition.effects import TIME_MS, Writer, check_indexes, state_over
+from tests.partition.state.engine_memory import MemoryEngine
 
 BEFORE, DAMAGES = 12, 60
 

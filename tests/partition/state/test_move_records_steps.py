@@ -12,7 +12,6 @@ from kvstore.partition.moves.pages import RETRY_IDS_MAX, page_of
 from kvstore.partition.moves.source import DROP_BYTES, DROP_ROWS, drop_bound
 from kvstore.partition.state.digest import BYTES_PER_STEP, RangeDigest
 from kvstore.partition.state.effects import remove
-from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.entry import Requests, requests_message
 from kvstore.partition.state.move_records import Drop, ImportBegin, Release
 from kvstore.partition.state.ownership import FrozenRange, Ownership
@@ -22,6 +21,7 @@ from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import EVERYTHING, NOTHING, TokenSpan
 from kvstore.ring.hashing import MURMUR3
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
+from tests.partition.state.engine_memory import MemoryEngine
 
 P1, P2 = PartitionId("p1"), PartitionId("p2")
 ALL = EVERYTHING.spans[0]

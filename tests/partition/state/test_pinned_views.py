@@ -7,7 +7,6 @@ import pytest
 from kvstore.errors import NoSuchPin, Overloaded
 from kvstore.partition.state import move_records, rows
 from kvstore.partition.state.engine import ViewClosed
-from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.entry import EntryKind, control
 from kvstore.partition.state.marks import MarkRecord
 from kvstore.partition.state.pinned_views import HELD_MAX, PinnedView
@@ -16,6 +15,7 @@ from kvstore.partition.state.transfer import StateImport
 from kvstore.proto import entry_pb2
 from kvstore.types import Position, ServerId
 from tests.partition.effects import P1, TIME_MS, Writer, state_over
+from tests.partition.state.engine_memory import MemoryEngine
 
 
 class Replica:

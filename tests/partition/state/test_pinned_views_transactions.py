@@ -10,7 +10,6 @@ import pytest
 from kvstore.errors import NoSuchPin
 from kvstore.partition.state import move_records, rows
 from kvstore.partition.state.changes import DELETED, EXPIRED, feed_entry_of
-from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.entry import EntryKind, control
 from kvstore.partition.state.intents import Intent
 from kvstore.partition.state.marks import MarkRecord
@@ -23,6 +22,7 @@ from kvstore.ring.hashing import MURMUR3, TOKENS
 from kvstore.types import EntryId, LedgerId, Position, ServerId
 from kvstore.wal.ports import LogEntry
 from tests.partition.effects import P1, state_over
+from tests.partition.state.engine_memory import MemoryEngine
 from tests.partition.transaction_log import TransactionLog
 
 ALL = TokenSpan(0, TOKENS - 1)

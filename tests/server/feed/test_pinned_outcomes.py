@@ -16,7 +16,6 @@ from kvstore.partition.config import PartitionConfig
 from kvstore.partition.pinning import Pinning
 from kvstore.partition.state import move_records
 from kvstore.partition.state.draft import Draft
-from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.entry import EntryKind, control
 from kvstore.partition.state.intents import Intent, IntentEffect, IntentRecord
 from kvstore.partition.state.internal import Attempt
@@ -30,6 +29,7 @@ from kvstore.ring.hashing import MURMUR3
 from kvstore.server.feed.pinned_outcomes import PinnedOutcomes
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, ServerId
 from kvstore.wal.ports import LogEntry
+from tests.partition.state.engine_memory import MemoryEngine
 
 A, B, C = map(PartitionId, "abc")
 N1, N2, N3 = ServerId("n1"), ServerId("n2"), ServerId("n3")
