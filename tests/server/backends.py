@@ -15,7 +15,6 @@ from kvstore.errors import InvalidRequest, NotLeader, StoreError
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.leader import Leader
 from kvstore.partition.state.commands import NOT_NOW, Code, Get, NotNow, Op, Sink, Transact
-from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.transactions.limits import check_transaction
 from kvstore.ring.builder import new_ring
@@ -24,6 +23,7 @@ from kvstore.server.cluster.topology import ClusterTopology
 from kvstore.server.routing.read_transaction import only_reads_several, read_together
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, Seq, ServerId
 from kvstore.wal.ports import AppendDone
+from tests.partition.state.engine_memory import MemoryEngine
 from tests.waiting import PATIENCE_S
 
 

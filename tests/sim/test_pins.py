@@ -16,7 +16,6 @@ from kvstore.env import Task
 from kvstore.errors import MetadataError, NoSuchPin, OutcomeUnknown, Retryable, StoreError
 from kvstore.partition import pinning
 from kvstore.partition.state import rows
-from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import TokenSpan
 from kvstore.proto import data_pb2
@@ -29,6 +28,7 @@ from kvstore.server.feed.pins import PinKeeper
 from kvstore.server.grpc.data import Data
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, ServerId
 from kvstore.wal.ports import LogEntry
+from tests.partition.state.engine_memory import MemoryEngine
 from tests.sim.cluster import Cluster
 from tests.sim.judges.probes import declare, hits, probe
 from tests.sim.moving.moves import LONG_PAUSE_S, Users, World, play

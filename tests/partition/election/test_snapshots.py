@@ -11,13 +11,13 @@ from kvstore.errors import InvalidRequest, Overloaded, Unavailable
 from kvstore.partition.election import snapshots
 from kvstore.partition.election.ranking import Published
 from kvstore.partition.election.snapshots import IDLE_S, Exports, best_sources, install
-from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.engine_rocks import RocksEngine
 from kvstore.partition.state.rows import ALL_DATA
 from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.transfer import StateImport
 from kvstore.types import PartitionId, Seq, ServerId
 from tests.partition.effects import P1, Writer, state_over
+from tests.partition.state.engine_memory import MemoryEngine
 from tests.waiting import wait_until
 
 A, B, C = ServerId("a"), ServerId("b"), ServerId("c")

@@ -14,10 +14,10 @@ import pytest
 from kvstore.errors import LedgerDeleted, StoreError, UndecodableNode
 from kvstore.partition.election import tail
 from kvstore.partition.election.tail import Tail
-from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.types import EntryId, LedgerId, Position
 from kvstore.wal.ports import LogEntry
 from tests.partition.one_partition import P1
+from tests.partition.state.engine_memory import MemoryEngine
 from tests.waiting import wait_until
 
 AT_ONE = Position(LedgerId(1), EntryId(0))

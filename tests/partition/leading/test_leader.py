@@ -16,9 +16,9 @@ from kvstore.errors import (
 )
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.state.commands import Batch, Delete, Expire, Flag, Get, Increment, Put, Scan
-from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.entry import EntryKind
 from tests.partition.one_partition import TIME_MS, UNKNOWN, Partition
+from tests.partition.state.engine_memory import MemoryEngine
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ import pytest
 
 from kvstore.partition.state import engine_rocks
 from kvstore.partition.state.engine import Engine, ViewClosed, ViewCursor
-from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.engine_rocks import (
     FILES_TO_COMPACT,
     MEMTABLE_BYTES_MIN,
     MEMTABLES_PER_FILE,
     RocksEngine,
 )
+from tests.partition.state.engine_memory import MemoryEngine
 from tests.waiting import PATIENCE_S, wait_until_blocking
 
 DRIVERS: dict[str, Callable[[Path], Engine]] = {

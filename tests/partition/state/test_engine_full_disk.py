@@ -18,12 +18,12 @@ from kvstore.partition.election.tail import Tail
 from kvstore.partition.state import engine_rocks
 from kvstore.partition.state.commands import Put
 from kvstore.partition.state.engine import EngineBatch
-from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.engine_rocks import RocksEngine
 from kvstore.types import Position
 from kvstore.wal.ports import LogEntry
 from tests.partition.leading.test_leader_retries import request
 from tests.partition.one_partition import P1, Partition
+from tests.partition.state.engine_memory import MemoryEngine
 from tests.waiting import wait_until_blocking
 
 

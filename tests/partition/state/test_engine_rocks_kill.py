@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
-from kvstore.partition.state.engine_memory import MemoryEngine
 from tests.partition.effects import Writer, all_records, check_indexes, state_over
 from tests.partition.killed import KEYS, open_engine
+from tests.partition.state.engine_memory import MemoryEngine
 
 ROOT = Path(__file__).parents[3]
 

@@ -20,9 +20,9 @@ from kvstore.partition.election.tail import Tail
 from kvstore.partition.state import engine_rocks
 from kvstore.partition.state.commands import Put
 from kvstore.partition.state.engine import Engine, wait_caught_up
-from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.engine_rocks import RocksEngine
 from tests.partition.one_partition import P1, Partition
+from tests.partition.state.engine_memory import MemoryEngine
 from tests.partition.state.test_engine_full_disk import Logged
 from tests.sim.world.pause import pause
 from tests.waiting import wait_until_blocking

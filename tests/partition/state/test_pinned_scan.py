@@ -6,7 +6,6 @@ from random import Random
 import pytest
 
 from kvstore.partition.state import rows
-from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.pinned_scan import FEW_KEYS, SAMPLE_ROWS, PinnedScan, sample, stretches
 from kvstore.partition.state.pinned_scan import sizes as sizes_of
 from kvstore.partition.state.pinned_views import PinnedView
@@ -15,6 +14,7 @@ from kvstore.proto import data_pb2, pinned_page
 from kvstore.proto.pinned_page import PinnedRow
 from kvstore.ring.hashing import MURMUR3, TOKENS
 from kvstore.types import EntryId, LedgerId, Position, Seq
+from tests.partition.state.engine_memory import MemoryEngine
 
 token_of = MURMUR3.token_of
 

@@ -4,11 +4,11 @@ import pytest
 
 from kvstore.errors import Overloaded, RequestExpired
 from kvstore.partition.state.commands import RequestId
-from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.entry import Requests
 from kvstore.partition.state.retry_table import BYTES_PER_CLIENT, BYTES_PER_RESULT, RetryTable, decode_row, key_hash
 from kvstore.ring.hashing import MURMUR3
 from tests.partition.effects import CONFIG, Writer, state_over
+from tests.partition.state.engine_memory import MemoryEngine
 
 WINDOW_MS = 1000
 X, Y = b"x" * 16, b"y" * 16

@@ -8,13 +8,13 @@ import pytest
 from kvstore.errors import Corrupted, WrittenByNewer
 from kvstore.partition.state import rows
 from kvstore.partition.state.checksum import Doubt
-from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.entry import EntryKind, decode
 from kvstore.partition.state.state import ReplicaState
 from kvstore.ring.hashing import MURMUR3
 from kvstore.types import EntryId, Position, Seq
 from kvstore.wal.ports import LogEntry
 from tests.partition.effects import P1, TIME_MS, Writer, all_records, check_indexes, state_over
+from tests.partition.state.engine_memory import MemoryEngine
 
 every_seed = pytest.mark.parametrize("seed", range(30))
 

@@ -13,13 +13,13 @@ from kvstore.errors import Corrupted
 from kvstore.partition.state import rows
 from kvstore.partition.state import state as module
 from kvstore.partition.state.engine import EngineBatch
-from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.entry import Entry, EntryKind, decode
 from kvstore.partition.state.state import ReplicaState
 from kvstore.ring.hashing import KeyHash
 from kvstore.types import Position, Seq
 from kvstore.wal.ports import LogEntry
 from tests.partition.effects import Writer, all_records, check_indexes, state_over
+from tests.partition.state.engine_memory import MemoryEngine
 
 every_seed = pytest.mark.parametrize("seed", range(30))
 ENTRIES = 120

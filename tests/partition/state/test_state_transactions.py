@@ -10,13 +10,13 @@ from kvstore.errors import Corrupted, WrittenByNewer
 from kvstore.partition.state import rows
 from kvstore.partition.state.draft import Draft
 from kvstore.partition.state.engine import EngineBatch
-from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.entry import decode
 from kvstore.partition.state.intents import Intent, IntentEffect, IntentName, IntentRecord
 from kvstore.partition.state.internal import Attempt
 from kvstore.partition.state.state import ReplicaState
 from kvstore.ring.hashing import MURMUR3
 from tests.partition.effects import all_records, check_indexes, state_over
+from tests.partition.state.engine_memory import MemoryEngine
 from tests.partition.transaction_log import HOME, TransactionLog
 
 every_seed = pytest.mark.parametrize("seed", range(20))

@@ -8,13 +8,13 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from kvstore.errors import Corrupted, WrittenByNewer
-from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.rows import META_KEY, ORIGINS_KEY, encode_meta, meta_of, origins_of
 from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.transfer import StateExport, StateImport
 from kvstore.proto import entry_pb2
 from kvstore.types import ServerId
 from tests.partition.effects import Writer, all_records, state_over
+from tests.partition.state.engine_memory import MemoryEngine
 from tests.partition.transaction_log import TransactionLog
 
 DONOR = ServerId("donor")

@@ -17,7 +17,6 @@ from kvstore.env.nursery import TaskNursery
 from kvstore.env.ports import Env
 from kvstore.errors import InvalidRequest, NoSuchPin, NotCaughtUp
 from kvstore.partition.state import move_records, pinned_scan
-from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.entry import EntryKind, control
 from kvstore.partition.state.marks import MarkRecord
 from kvstore.partition.state.pinned_scan import PinnedScan
@@ -29,6 +28,7 @@ from kvstore.server.grpc import data
 from kvstore.server.grpc.data import Data
 from kvstore.types import PartitionId, Position
 from tests.partition.effects import P1, Writer, state_over
+from tests.partition.state.engine_memory import MemoryEngine
 from tests.waiting import PATIENCE_S
 
 FOREVER_MS = 1 << 60

@@ -10,8 +10,8 @@ from random import Random
 
 from kvstore.partition.state import rows
 from kvstore.partition.state.engine import EngineBatch
-from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.types import PartitionId, Position
+from tests.partition.state.engine_memory import MemoryEngine
 from tests.sim.judges.probes import declare, probe
 
 declare("engine.fell_back", "engine.taken_back", "engine.resumed", "engine.flush_hung")
