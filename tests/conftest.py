@@ -16,7 +16,9 @@ from hypothesis import settings
 from xdist.remote import Producer
 
 from kvstore.env.files.private import PRIVATE_UMASK
+from kvstore.ring import HASHES, KeyHash
 from tests.loops import refuse_misuse
+from tests.ring import rings
 from tests.schedule import Scheduling, file_of, in_order
 from tests.spark.jvm import give_up_jvm
 
@@ -52,6 +54,9 @@ os.umask(PRIVATE_UMASK)
 # No test uses the web's certificate authorities, and each process that loads aiohttp would read all of them: a tenth of
 # a node's start.
 os.environ.setdefault("SSL_CERT_FILE", os.devnull)
+
+# The Go programs of tests need no C. Without it, Go compiles less of its library, and links by itself.
+os.environ.setdefault("CGO_ENABLED", "0")
 
 refuse_misuse()
 
@@ -168,6 +173,15 @@ def seed(request: pytest.FixtureRequest) -> int:
     """Return the seed, the only source of a test's randomness."""
     value: int = request.config.getoption("seed")
     return value
+
+
+@pytest.fixture(scope="module", params=HASHES.values(), ids=lambda each: each.name)
+def key_hash(request: pytest.FixtureRequest) -> Iterator[KeyHash]:
+    """Run each test that uses this fixture with each key hash, which the helpers of tests take from
+    tests/ring/rings.py."""
+    before, rings.key_hash = rings.key_hash, request.param
+    yield rings.key_hash
+    rings.key_hash = before
 
 
 @pytest.fixture

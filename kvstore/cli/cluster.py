@@ -11,7 +11,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
@@ -84,8 +84,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON")]
 
 @dataclass(frozen=True, slots=True)
 class ClusterOptions:
-    """The options by which a command finds its cluster. A command declares one parameter,
-    `cluster: ClusterOptions = LOCAL`, which `with_options` turns into the options."""
+    """The options by which a command finds its cluster: the parameter `cluster: ClusterOptions = LOCAL`."""
 
     data_dir: DataDir = Path("data")
     metadata: Metadata = None
@@ -98,26 +97,35 @@ LOCAL = ClusterOptions()
 
 
 def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the command with one option per field of ClusterOptions in place of its parameter `cluster`, if any."""
-    shown = inspect.signature(command, eval_str=True).parameters
-    if "cluster" not in shown:
+    """Return the command with one option per field in place of each parameter whose type is a dataclass, for example
+    ClusterOptions. The parameter's default has the options' defaults."""
+    shown = inspect.signature(command, eval_str=True).parameters.values()
+    groups: dict[str, Any] = {each.name: each.annotation for each in shown if is_dataclass(each.annotation)}
+    if not groups:
         return command
-    hints = get_type_hints(ClusterOptions, include_extras=True)
-    options = [
-        inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=hints[each.name])
-        for each in fields(ClusterOptions)
-    ]
 
     def called(**given: Any) -> Any:
-        return command(cluster=ClusterOptions(*(given.pop(each.name) for each in options)), **given)
+        for name, group in groups.items():
+            given[name] = group(**{each.name: given.pop(each.name) for each in fields(group)})
+        return command(**given)
 
     parameters: list[inspect.Parameter] = []
-    for each in shown.values():
-        parameters += options if each.name == "cluster" else [each.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
+    for each in shown:
+        parameters += _options(each) if each.name in groups else [each.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
     called.__name__, called.__doc__ = command.__name__, command.__doc__
     called.__annotations__ = {each.name: each.annotation for each in parameters}
     vars(called)["__signature__"] = inspect.Signature(parameters)
     return called
+
+
+def _options(group: inspect.Parameter) -> list[inspect.Parameter]:
+    hints = get_type_hints(group.annotation, include_extras=True)
+    return [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=getattr(group.default, name), annotation=annotation
+        )
+        for name, annotation in hints.items()
+    ]
 
 
 T = TypeVar("T")

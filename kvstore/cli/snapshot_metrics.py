@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from kvstore.env.files.private import draft_of
 from kvstore.errors import ConfigError
@@ -16,19 +18,49 @@ from kvstore.spark.snapshots.inventory import Inventory
 
 PUBLIC_MODE = 0o644
 """node_exporter runs under its own account, and the metrics are not secret."""
+
+
+class Metric(NamedTuple):
+    """A gauge about a directory of snapshots."""
+
+    description: str
+    value_of: Callable[[Inventory, float], float | None]
+    """Returns the value at a moment in seconds since 1970, or None if the metric is absent."""
+
+
 METRICS = {
-    "kvstore_snapshot_complete_timestamp_seconds": "Moment up to which the newest usable snapshot has all writes, by "
-    "the servers' clocks, in seconds since 1970.",
-    "kvstore_snapshot_newest_bytes": "Size of the newest usable snapshot in bytes, without its parents.",
-    "kvstore_snapshot_newest_rows": "Number of rows of the newest usable snapshot, without its parents.",
-    "kvstore_snapshot_directory_bytes": "Size of all snapshots in the directory in bytes, by their manifests.",
-    "kvstore_snapshot_usable": "Number of snapshots that can be restored.",
-    "kvstore_snapshot_unusable": "Number of snapshots that cannot be restored, because a file or a parent is missing "
-    "or damaged.",
-    "kvstore_snapshot_legal_holds": "Number of snapshots under a legal hold.",
-    "kvstore_snapshot_checked_timestamp_seconds": "Moment at which the directory was checked, in seconds since 1970.",
+    "kvstore_snapshot_complete_timestamp_seconds": Metric(
+        "Moment up to which the newest usable snapshot has all writes, by the servers' clocks, in seconds since 1970.",
+        lambda found, _: None if found.complete_until_ms is None else found.complete_until_ms / 1000,
+    ),
+    "kvstore_snapshot_newest_bytes": Metric(
+        "Size of the newest usable snapshot in bytes, without its parents.",
+        lambda found, _: None if found.newest is None else found.newest.size_bytes,
+    ),
+    "kvstore_snapshot_newest_rows": Metric(
+        "Number of rows of the newest usable snapshot, without its parents.",
+        lambda found, _: None if found.newest is None else found.newest.rows,
+    ),
+    "kvstore_snapshot_directory_bytes": Metric(
+        "Size of all snapshots in the directory in bytes, by their manifests.",
+        lambda found, _: sum(each.manifest.size_bytes for each in found.snapshots if each.manifest is not None),
+    ),
+    "kvstore_snapshot_usable": Metric(
+        "Number of snapshots that can be restored.",
+        lambda found, _: sum(each.is_usable for each in found.snapshots),
+    ),
+    "kvstore_snapshot_unusable": Metric(
+        "Number of snapshots that cannot be restored, because a file or a parent is missing or damaged.",
+        lambda found, _: sum(not each.is_usable for each in found.snapshots),
+    ),
+    "kvstore_snapshot_legal_holds": Metric(
+        "Number of snapshots under a legal hold.",
+        lambda found, _: sum(each.legal_hold is not None for each in found.snapshots),
+    ),
+    "kvstore_snapshot_checked_timestamp_seconds": Metric(
+        "Moment at which the directory was checked, in seconds since 1970.", lambda _, now_s: round(now_s, 3)
+    ),
 }
-"""All metrics, each a gauge, with their descriptions."""
 
 
 def write_metrics(path: Path, found: Inventory) -> None:
@@ -46,21 +78,8 @@ def write_metrics(path: Path, found: Inventory) -> None:
 
 def metrics_text(found: Inventory, now_s: float) -> str:
     """Return the metrics in Prometheus's text format. Metrics of the newest usable snapshot are absent without one."""
-    newest, until_ms = found.newest, found.complete_until_ms
-    sizes = [each.manifest.size_bytes for each in found.snapshots if each.manifest is not None]
-    usable = sum(each.is_usable for each in found.snapshots)
-    values: dict[str, float | None] = {
-        "kvstore_snapshot_complete_timestamp_seconds": None if until_ms is None else until_ms / 1000,
-        "kvstore_snapshot_newest_bytes": None if newest is None else newest.size_bytes,
-        "kvstore_snapshot_newest_rows": None if newest is None else newest.rows,
-        "kvstore_snapshot_directory_bytes": sum(sizes),
-        "kvstore_snapshot_usable": usable,
-        "kvstore_snapshot_unusable": len(found.snapshots) - usable,
-        "kvstore_snapshot_legal_holds": sum(each.legal_hold is not None for each in found.snapshots),
-        "kvstore_snapshot_checked_timestamp_seconds": round(now_s, 3),
-    }
     lines: list[str] = []
-    for name, value in values.items():
-        if value is not None:
-            lines += [f"# HELP {name} {METRICS[name]}", f"# TYPE {name} gauge", f"{name} {value}"]
+    for name, metric in METRICS.items():
+        if (value := metric.value_of(found, now_s)) is not None:
+            lines += [f"# HELP {name} {metric.description}", f"# TYPE {name} gauge", f"{name} {value}"]
     return "\n".join(lines) + "\n"

@@ -14,21 +14,8 @@ from kvstore.cli import snapshot_tools as tools
 from kvstore.cli.cluster import LOCAL, ClusterOptions, Json
 from kvstore.cli.output import as_json
 from kvstore.cli.run_event import event_of, send_or_fault, url_fault
-from kvstore.cli.snapshot_options import (
-    Compression,
-    Conf,
-    Daily,
-    HoldHours,
-    Master,
-    MetricsFile,
-    Monthly,
-    Nice,
-    PinMinutes,
-    Rate,
-    To,
-    Weekly,
-)
-from kvstore.cli.snapshot_taking import Taker
+from kvstore.cli.snapshot_options import Daily, MetricsFile, Monthly, To, Weekly
+from kvstore.cli.snapshot_taking import NIGHTLY, Taker, TakingOptions
 from kvstore.errors import Corrupted, MetadataUnavailable, Retryable, StoreError
 
 if TYPE_CHECKING:
@@ -59,7 +46,6 @@ def nightly(
     daily: Daily = 8,
     weekly: Weekly = 5,
     monthly: Monthly = 12,
-    hold_hours: HoldHours = 48.0,
     notify: Annotated[
         str | None,
         typer.Option(
@@ -70,11 +56,7 @@ def nightly(
         ),
     ] = None,
     metrics_file: MetricsFile = None,
-    pin_minutes: PinMinutes = 60,
-    rate: Rate = 0.0,
-    nice: Nice = tools.NICENESS,
-    master: Master = tools.AUTO,
-    conf: Conf = None,
+    taking: TakingOptions = NIGHTLY,
     cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
@@ -92,29 +74,14 @@ def nightly(
     try:
         store = open_store(to)
         store.check_writable()
-        tools.need_spark("pyarrow")
-        config, instance = tools.cluster_of(cluster)
-        night.taker = Taker(
-            store=store,
-            cluster=cluster,
-            config=config,
-            instance=instance,
-            compression=Compression.zstd,
-            pin_minutes=pin_minutes,
-            hold_hours=hold_hours,
-            bytes_per_s=rate * (1 << 20),
-            master=master,
-            conf=conf,
-            nice=nice,
-            report=night.warn,
-        )
+        night.taker = Taker(store, cluster, *tools.cluster_of(cluster), taking, night.warn)
         night.take(night.taker, full_days)
         night.verify(night.taker)
         night.prune(store, retention)
     except (StoreError, OSError) as error:
         night.fail(error)
     except KeyboardInterrupt:
-        night.outcome, night.error = "interrupted", f"interrupted; {tools.how_to_continue(pin_minutes)}"
+        night.outcome, night.error = "interrupted", f"interrupted; {tools.how_to_continue(taking.pin_minutes)}"
     if metrics_file is not None:
         night.write_metrics(to, metrics_file)
     if notify is not None:

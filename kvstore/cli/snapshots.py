@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 import time
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvstore.cli import snapshot_tools as tools
-from kvstore.cli.cluster import LOCAL, ClusterOptions, Json
+from kvstore.cli.cluster import LOCAL, ClusterOptions, Json, checked_path
 from kvstore.cli.output import as_json
 from kvstore.cli.snapshot_nightly import nightly
 from kvstore.cli.snapshot_options import (
@@ -19,13 +20,10 @@ from kvstore.cli.snapshot_options import (
     Conf,
     Daily,
     Examples,
-    HoldHours,
     Master,
     MetricsFile,
     Monthly,
     Nice,
-    PinMinutes,
-    Rate,
     SnapshotId,
     To,
     Upto,
@@ -33,7 +31,7 @@ from kvstore.cli.snapshot_options import (
     Where,
 )
 from kvstore.cli.snapshot_spark import with_tables
-from kvstore.cli.snapshot_taking import Taker
+from kvstore.cli.snapshot_taking import ONE, Taker, TakingOptions
 from kvstore.errors import ConfigError, Corrupted, InvalidRequest
 
 if TYPE_CHECKING:
@@ -69,16 +67,11 @@ def create(
         typer.Option("--or-full", help="With --incremental: take a full snapshot if there is nothing to continue"),
     ] = False,
     parent: Annotated[str | None, typer.Option(help="Id of the snapshot to continue; default: the newest")] = None,
-    hold_hours: HoldHours = 0.0,
     compression: Annotated[Compression, typer.Option(help="Compression of the files")] = Compression.zstd,
     split_mib: Annotated[
         float, typer.Option(min=0.01, max=4096, help="Approximate uncompressed MiB in each file")
     ] = tools.SPLIT_MIB,
-    pin_minutes: PinMinutes = 15,
-    rate: Rate = 0.0,
-    nice: Nice = tools.NICENESS,
-    master: Master = tools.AUTO,
-    conf: Conf = None,
+    taking: TakingOptions = ONE,
     cluster: ClusterOptions = LOCAL,
     json: Json = False,
 ) -> None:
@@ -93,22 +86,7 @@ def create(
     store.check_writable()
     if or_full and (parent or not incremental):
         raise typer.BadParameter("expected together with --incremental, and without --parent", param_hint="--or-full")
-    tools.need_spark("pyarrow")
-    config, instance = tools.cluster_of(cluster)
-    taker = Taker(
-        store=store,
-        cluster=cluster,
-        config=config,
-        instance=instance,
-        compression=compression,
-        split_mib=split_mib,
-        pin_minutes=pin_minutes,
-        hold_hours=hold_hours,
-        bytes_per_s=rate * (1 << 20),
-        master=master,
-        conf=conf,
-        nice=nice,
-    )
+    taker = Taker(store, cluster, *tools.cluster_of(cluster), taking, compression=compression, split_mib=split_mib)
     began = time.monotonic()
     manifest = taker.take(incremental=incremental, parent=parent, full_instead=tools.full_instead if or_full else None)
     folder, seconds = store.folder(manifest.id), round(time.monotonic() - began, 1)
@@ -370,10 +348,19 @@ def delta(
     wanted: SnapshotId = None,
     key_type: Annotated[str, typer.Option(help="Type of the column key: binary or string")] = "binary",
     value_type: Annotated[
-        str, typer.Option(help="Type of the column value: binary, string, long, double, json or msgpack")
+        str,
+        typer.Option(help="Type of the column value: binary, string, long, double, json, msgpack, avro or protobuf"),
     ] = "binary",
     value_schema: Annotated[
         str, typer.Option(help="Fields of values in json or msgpack, for example: id BIGINT, name STRING")
+    ] = "",
+    value_schema_file: Annotated[
+        Path | None,
+        typer.Option(callback=checked_path, help="Schema of values: an .avsc file, or a FileDescriptorSet of Protobuf"),
+    ] = None,
+    value_message: Annotated[str, typer.Option(help="Full name of the Protobuf message")] = "",
+    value_prefix: Annotated[
+        str, typer.Option(help="Bytes before each value that are no part of it, in hexadecimal digits")
     ] = "",
     json: Json = False,
 ) -> None:
@@ -386,9 +373,18 @@ def delta(
     from kvstore.spark.snapshots import delta as tables
 
     try:
-        types = types_of({"keyType": key_type, "valueType": value_type, "valueSchema": value_schema})
+        types = types_of(
+            {
+                "keyType": key_type,
+                "valueType": value_type,
+                "valueSchema": value_schema,
+                "valueSchemaFile": str(value_schema_file or ""),
+                "valueMessage": value_message,
+                "valuePrefix": value_prefix,
+            }
+        )
     except ConfigError as error:
-        raise typer.BadParameter(str(error), param_hint="--key-type, --value-type, --value-schema") from None
+        raise typer.BadParameter(str(error), param_hint="--key-type, --value-…") from None
     store, chain, _ = tools.chosen(where, wanted, None, None, of_one_cluster=True)
     with tools.reporting_errors("run it again"), tools.Bar() as progress:
         counted = tools.ProgressCounter(progress, "adding", sum(each.rows for each in chain))

@@ -53,7 +53,6 @@ from kvstore.partition.state.traits import KEYLESS
 from kvstore.partition.transactions.ports import Participants
 from kvstore.partition.versioning import Versioning
 from kvstore.ring import Rings
-from kvstore.ring.hashing import MURMUR3
 from kvstore.types import LedgerMetadata, PartitionId, Seq, ServerId
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.pins import Pins
@@ -79,26 +78,23 @@ class Partition:
         engine: Engine,
         replicas: Callable[[], tuple[ServerId, ...]],
         on_leader: Callable[[PartitionId, ServerId | None], None],
-        turns: HandoverTurns | None = None,
-        rings: Rings | None = None,
-        redirect: Redirect | None = None,
-        known_versions: versions.Versions = versions.FIXED,
-        book: Book | None = None,
-        participants: Participants | None = None,
+        turns: HandoverTurns,
+        rings: Rings,
+        redirect: Redirect,
+        known_versions: versions.Versions,
+        book: Book,
+        participants: Participants,
     ) -> None:
-        """All partitions of a server share `turns` and `book`, the server's record of namespace usage. Without `rings`,
-        nothing determines what the partition owns, and no ranges move. `redirect` receives operations on keys that the
-        partition does not own, and `participants` reaches the leaders of other partitions. Without it, no transaction
-        may have keys of several partitions."""
+        """All partitions of a server share `turns` and `book`, the server's record of namespace usage. `rings` gives
+        the key hash, and determines what the partition owns. `redirect` receives operations on keys that the partition
+        does not own, and `participants` reaches the leaders of other partitions."""
         self.id = partition
         self._nursery = env.nursery.child(f"partition {partition}")
         server_env, env = env, replace(env, nursery=self._nursery)
         self._server, self._engine, self._peers = server, engine, peers
         self._replicas = replicas
-        turns = turns or HandoverTurns()
         self._claims = Claims(store, partition, server)
-        hash = MURMUR3 if rings is None else rings.ring.hash
-        self.state = ReplicaState(partition, engine, config, known_versions.can, hash)
+        self.state = ReplicaState(partition, engine, config, rings.ring.hash, known_versions.can)
         self._trials = Investigations(env, partition, server, peers, self.state, replicas, self._claims.trusted)
         self._tail = Tail(partition, self.state, logs, self._install_snapshot)
         self._replica = Replica(
@@ -113,10 +109,8 @@ class Partition:
         self._pinning = Pinning(env, partition, self.state, self._leading, pins)
         self._versioning = Versioning(env, partition, self.state, self._leading, known_versions)
         self.known_ledgers = partial(_known_ledgers, self._replica)
-        self.mover: Mover | None = None
-        if rings is not None:
-            means = Means(env, server_env, partition, self.state, self._leading, rings, pins, logs, peers, self._source)
-            self.mover = Mover(means)
+        means = Means(env, server_env, partition, self.state, self._leading, rings, pins, logs, peers, self._source)
+        self.mover = Mover(means)
         self._exports = snapshots.Exports(self.state, env.clock)
         absences = ReplicaAbsences(store, partition)
         self._upkeep = ReplicaUpkeep(
@@ -135,15 +129,13 @@ class Partition:
         self._pinning.start()
         self._versioning.start()
         self._nursery.spawn(self._catch_up_at_start(), name=f"{self.id} start")
-        if self.mover is not None:
-            self.mover.start()
+        self.mover.start()
 
     async def stop(self, *, hand_over: bool, keep_pins: bool = False) -> None:
         """Stop the replica for good and sync its state to disk. With `hand_over`, a leader first answers its queued
         operations and releases its lease. With `keep_pins`, views at pinned positions stay readable until
         `close_state`."""
-        if self.mover is not None:
-            self.mover.close()
+        self.mover.close()
         await self._replica.stop(hand_over=hand_over)
         self._peers.forget(self.id)
         self._exports.close()
@@ -206,16 +198,14 @@ class Partition:
         may wait for a frozen range."""
         self._on_leader(self.id, leader)
         self._versioning.wake()
-        if self.mover is not None:
-            self.mover.wake()
+        self.mover.wake()
 
     async def _leader_of(self, leader: Leader) -> None:
         """Start a new leader, with what the partition owns if its log does not say so yet."""
         if _is_ahead_of_ring(self._rings, self.state):
             raise Unavailable(f"partition {self.id}: the ring known here is too old to lead the partition")
-        if self._book is not None:
-            leader.usage.join(self._book)
-        if self._rings is None or self.state.ownership.is_founded:
+        leader.usage.join(self._book)
+        if self.state.ownership.is_founded:
             return await leader.start(None, self._redirect, self._participants)
         ring = self._rings.ring
         if self.id not in ring.partitions:
@@ -228,10 +218,8 @@ class Partition:
         self._versioning.wake()
 
     @property
-    def _assigned(self) -> Tokens | None:
+    def _assigned(self) -> Tokens:
         """The tokens that the ring gives to the partition."""
-        if self._rings is None:
-            return None
         ring = self._rings.ring
         if self._assigned_at != ring.version:
             self._assigned_at, self._assigned_tokens = ring.version, Tokens(spans_of(ring, self.id))
@@ -251,7 +239,7 @@ class Partition:
         for op, token in zip(ops, tokens, strict=True):
             if op.level >= Level.SESSION:
                 result = self._answer_here(op)
-                if result.__class__ is Moved and self._redirect is not None:
+                if result.__class__ is Moved:
                     self._redirect(op, sink, token, result)
                 else:
                     self._complete_soon(sink, token, result)
@@ -271,7 +259,7 @@ class Partition:
     def _bound(self, ops: Sequence[Op]) -> Sequence[Op]:
         """Limit operations without a key to the tokens that the ring gives to the partition."""
         assigned = self._assigned
-        return ops if assigned is None else [bound(op, assigned) if op.code in KEYLESS else op for op in ops]
+        return [bound(op, assigned) if op.code in KEYLESS else op for op in ops]
 
     def redirect_moved(self) -> None:
         """Redirect waiting operations whose keys now belong to another partition. Operations that arrive later are
@@ -321,7 +309,7 @@ class Partition:
             "move_counts_corrected": self._source.counts.corrected,
             "move_copies_wrong": self._source.counts.copies_wrong,
             "moves_stuck": len(self._source.counts.stuck),
-            "moves": self.mover.statistics() if self.mover is not None else {},
+            "moves": self.mover.statistics(),
             "failure": str(replica.following.failure or self._tail.lost or self._trials.why) or None,
             "lead_failure": replica.lead_failure,
             "is_in_doubt": self._trials.trial.since > 0,
@@ -389,8 +377,7 @@ class Partition:
         if method in METHODS:
             return await self._source.answer(method, body)
         if method == FLIPPED:
-            if self._rings is not None:
-                self._rings.hint(_routed(body))
+            self._rings.hint(_routed(body))
             return b""
         if method in pinning.METHODS:
             return await self._pinning.answer(method, body)
@@ -421,14 +408,14 @@ class Partition:
         raise failure
 
 
-def _is_ahead_of_ring(rings: Rings | None, state: ReplicaState) -> bool:
+def _is_ahead_of_ring(rings: Rings, state: ReplicaState) -> bool:
     """Return True if the partition owns a range whose move this ring does not know. A caller that uses such a ring
     might be sent to another partition by the next one (docs/protocol.md M16)."""
-    return rings is not None and rings.ring.next_move <= state.ownership.newest
+    return rings.ring.next_move <= state.ownership.newest
 
 
-def _owned_seq(rings: Rings | None, partition: PartitionId) -> int:
-    member = rings.ring.partitions.get(partition) if rings is not None else None
+def _owned_seq(rings: Rings, partition: PartitionId) -> int:
+    member = rings.ring.partitions.get(partition)
     return member.owned_seq if member is not None else 0
 
 

@@ -7,15 +7,13 @@ from collections.abc import Mapping, Sequence
 from sortedcontainers import SortedDict
 
 from kvstore.ring.balance import SLICES_MAX, Balance
-from kvstore.ring.hashing import MURMUR3, TOKENS, KeyHash
+from kvstore.ring.hashing import TOKENS, KeyHash
 from kvstore.ring.placement import place_members
 from kvstore.ring.ring import Member, Ring
 from kvstore.types import PartitionId, ServerId
 
 
-def new_ring(
-    partitions: Sequence[PartitionId], servers: Mapping[ServerId, str], replicas: int, hash: KeyHash = MURMUR3
-) -> Ring:
+def new_ring(partitions: Sequence[PartitionId], servers: Mapping[ServerId, str], replicas: int, hash: KeyHash) -> Ring:
     """Build the first ring of a cluster, with `replicas` replicas for each partition. `servers` maps each server to its
     zone; an empty zone means that the server is in no zone. `hash` is the cluster's key hash for good. Raises
     ValueError if `partitions` is empty, if there are more partitions than the key hash allows, or if the servers are
@@ -25,7 +23,7 @@ def new_ring(
     first, *others = place_members(partitions, servers, replicas)
     step = TOKENS // SLICES_MAX
     tokens = SortedDict({TOKENS - 1 - step * slice_: first.id for slice_ in range(SLICES_MAX)})
-    return _joined(Ring(1, {first.id: first}, tokens, hash=hash), others, version=1)
+    return _joined(Ring(1, {first.id: first}, tokens, hash), others, version=1)
 
 
 def with_partitions(ring: Ring, members: Sequence[Member]) -> Ring:
@@ -42,4 +40,4 @@ def _joined(ring: Ring, members: Sequence[Member], version: int) -> Ring:
             raise ValueError(f"partition {member.id} is in the ring already")
         partitions[member.id] = member
         balance.join(member.id)
-    return Ring(version, partitions, SortedDict({**ring.tokens, **balance.owners}), hash=ring.hash)
+    return Ring(version, partitions, SortedDict({**ring.tokens, **balance.owners}), ring.hash)

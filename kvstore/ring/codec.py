@@ -166,6 +166,7 @@ def _ring(document: dict[str, Any], hash: KeyHash) -> Ring:
         document["version"],
         {member.id: member for member in members},
         SortedDict(zip(ends, (ids[owner] for owner in document["owners"]), strict=True)),
+        hash,
         {move.id: move for move in moves},
         MoveId(document["next_move"]),
         Pace(**document["pace"]),
@@ -175,7 +176,6 @@ def _ring(document: dict[str, Any], hash: KeyHash) -> Ring:
         document["routed"],
         tuple(_operation(*each) for each in document.get("operations", ())),
         _marks(document.get("forgotten", "")),
-        hash,
     )
 
 
@@ -195,4 +195,4 @@ def _operation(
 def _first_format(document: dict[str, Any]) -> Ring:
     members = _members(document)
     tokens = SortedDict({token: members[owner].id for token, owner in document["tokens"]})
-    return Ring(document["version"], {member.id: member for member in members}, tokens)
+    return Ring(document["version"], {member.id: member for member in members}, tokens, MURMUR3)

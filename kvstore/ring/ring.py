@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from sortedcontainers import SortedDict
 
-from kvstore.ring.hashing import MURMUR3, TOKENS, KeyHash
+from kvstore.ring.hashing import TOKENS, KeyHash
 from kvstore.ring.moves import FIRST_MOVE, Journey, Move, MoveId, MoveState, Pace
 from kvstore.ring.operations import RingOperation
 from kvstore.types import PartitionId, ServerId
@@ -91,6 +91,8 @@ class Ring:
     partitions: Mapping[PartitionId, Member]
     tokens: SortedDict[int, PartitionId]
     """Owners by the end of their range. Never changed after construction."""
+    hash: KeyHash
+    """The mapping of keys to tokens. The same in all versions."""
     moves: Mapping[MoveId, Move] = field(default_factory=lambda: MappingProxyType({}))
     """The open moves, by id."""
     next_move: MoveId = FIRST_MOVE
@@ -110,8 +112,6 @@ class Ring:
     """The latest operations that operators requested under an id, oldest first."""
     forgotten: tuple[str, ...] = ()
     """Marks of operations whose results have been dropped, oldest first."""
-    hash: KeyHash = MURMUR3
-    """The mapping of keys to tokens. The same in all versions."""
     _bounds: list[int] = field(init=False, repr=False)
     _owners: list[PartitionId] = field(init=False, repr=False)
 

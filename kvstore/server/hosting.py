@@ -68,8 +68,8 @@ class Hosting:
         rings: Rings,
         keep_s: float,
         age_retired: AgeRetired,
-        known_versions: versions.Versions = versions.FIXED,
-        book: Book | None = None,
+        known_versions: versions.Versions,
+        book: Book,
     ) -> None:
         self._versions, self._book = known_versions, book
         self._env, self._server, self._config, self._store = env, server, config, store

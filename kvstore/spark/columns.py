@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.errors import ConfigError, InvalidRequest
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
-from kvstore.spark.options import OnNull, Types, WriteOptions
-from kvstore.spark.value_schema import FORMATS
+from kvstore.spark.options import SCHEMA_NEEDS, OnNull, Types, WriteOptions
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -31,20 +30,9 @@ CHANGES = COLUMNS | {"kind": "STRING NOT NULL"}
 """The columns of a stream, with their types as DDL. `kind` is created, overwritten, deleted or expired."""
 READ_ONLY = ("partition", "version", "created_version", "written_at", "kind")
 """Columns that the store sets itself. A write ignores them if the data frame has them."""
-
-
-DDL_TYPES = {"binary": "BINARY", "string": "STRING", "long": "BIGINT", "double": "DOUBLE"}
 AS_BYTES = Types()
 DIGITS = r"^-?[0-9]+$"
 """Pattern of a value that can be read as a long."""
-
-
-def ddl(columns: tuple[str, ...], types: Types = AS_BYTES) -> str:
-    """Return the schema of these columns as DDL. `columns` are names in CHANGES; `types` are the types of keys and
-    values."""
-    value = types.schema.ddl if types.schema else DDL_TYPES[types.value]
-    kinds = {"key": f"{DDL_TYPES[types.key]} NOT NULL", "value": value}
-    return ", ".join(f"{name} {kinds.get(name, CHANGES[name])}" for name in columns)
 
 
 TABLE_OPTIONS = "kvstore.options"
@@ -52,28 +40,25 @@ TABLE_OPTIONS = "kvstore.options"
 the source only while it creates the table, but passes the schema to every read."""
 
 
-def table_schema(columns: tuple[str, ...], types: Types, options: Mapping[str, str]) -> StructType:
-    """Return the schema of a catalog table with these columns, whose reads use these options."""
+def schema_of(columns: tuple[str, ...], types: Types = AS_BYTES, table: Mapping[str, str] | None = None) -> StructType:
+    """Return the schema of these columns, names in CHANGES. `types` are the types of keys and values; `table` are the
+    options of a catalog table, whose reads use them."""
     from pyspark.sql import types as spark
+    from pyspark.sql.pandas.types import from_arrow_type
 
     kinds = {
         "STRING": spark.StringType(),
         "BINARY": spark.BinaryType(),
         "BIGINT": spark.LongType(),
-        "DOUBLE": spark.DoubleType(),
         "TIMESTAMP": spark.TimestampType(),
-        "BOOLEAN": spark.BooleanType(),
     }
-    metadata = {TABLE_OPTIONS: json.dumps(dict(options))}
+    metadata = {TABLE_OPTIONS: json.dumps(dict(table))} if table is not None else None
     fields = []
     for column in columns:
-        name, kind, *rest = ddl((column,), types).split(" ", 2)
-        of_kind: spark.DataType | None = kinds.get(kind)
-        if column == "value" and types.schema is not None:
-            parts = [spark.StructField(each, kinds[what]) for each, what in types.schema.fields]
-            of_kind, rest = spark.StructType(parts), []
-        assert of_kind is not None
-        fields.append(spark.StructField(name, of_kind, nullable=not rest, metadata=metadata))
+        kind, *not_null = CHANGES[column].split(" ", 1)
+        wanted = _wanted(column, types)
+        of_kind = kinds[kind] if wanted is None else from_arrow_type(wanted, prefer_timestamp_ntz=True)
+        fields.append(spark.StructField(column, of_kind, nullable=not not_null, metadata=metadata))
     return spark.StructType(fields)
 
 
@@ -91,14 +76,12 @@ def typed(batch: Any, types: Types) -> Any:
     import pyarrow as pa
 
     for name, kind in (("key", types.key), ("value", types.value)):
-        at = batch.schema.get_field_index(name)
-        if kind == "binary" or at < 0:
+        at, wanted = batch.schema.get_field_index(name), _wanted(name, types)
+        if wanted is None or at < 0:
             continue
+        read: Callable[[Any], Any] = partial(_read_as, wanted=wanted)
         if name == "value" and types.schema is not None:
-            wanted, read = types.schema.arrow, types.schema.decode
-        else:
-            wanted = {"string": pa.string(), "long": pa.int64(), "double": pa.float64()}[kind]
-            read = partial(_read_as, wanted=wanted)
+            read = types.schema.decode
         field = pa.field(name, wanted, nullable=name == "value")
         try:
             column = read(batch.column(at))
@@ -106,6 +89,16 @@ def typed(batch: Any, types: Types) -> Any:
             raise InvalidRequest(_misread(batch, name, kind, read)) from None
         batch = batch.set_column(at, field, column)
     return batch
+
+
+def _wanted(column: str, types: Types) -> Any:
+    """Return the pyarrow.DataType to which a column is converted, or None if it is read as it is stored."""
+    import pyarrow as pa
+
+    if column == "value" and types.schema is not None:
+        return types.schema.arrow
+    kind = {"key": types.key, "value": types.value}.get(column, "binary")
+    return {"string": pa.string(), "long": pa.int64(), "double": pa.float64()}.get(kind)
 
 
 def _read_as(column: Any, wanted: Any) -> Any:
@@ -128,14 +121,9 @@ def _misread(batch: Any, name: str, kind: str, read: Callable[[Any], Any]) -> st
         except pa.ArrowInvalid:
             which = _named(_bytes(keys[row].as_py())) if keys is not None else "a key that is not read"
             size = len(column[row].as_py())
-            if kind in FORMATS:
-                return (
-                    f"valueType {kind}: expected a value that is an object with the fields of valueSchema, got {size} "
-                    f"other bytes for {which}; read it as binary, or exclude such keys"
-                )
+            what = "matches the schema" if kind in SCHEMA_NEEDS else f"is a {kind}"
             return (
-                f"{name}Type {kind}: expected a {name} that is a {kind}, got {size} other bytes for {which}; read it "
-                "as "
+                f"{name}Type {kind}: expected a {name} that {what}, got {size} other bytes for {which}; read it as "
                 "binary, or exclude such keys"
             )
     raise AssertionError("some row could not be read")

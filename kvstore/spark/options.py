@@ -15,12 +15,21 @@ from kvstore.client.core.config import ClientConfig, parse_url
 from kvstore.env.tls import Tls
 from kvstore.errors import ConfigError
 from kvstore.places import fault_of
-from kvstore.spark.value_schema import FORMATS, ValueSchema, value_schema
+from kvstore.spark.value_schema import ValueSchema
 
 T = TypeVar("T")
 
 WHERE = ("servers", "zookeeper", "dataDir", "tlsCa", "tlsCert", "tlsKey", "timeout")
-RANGE = ("columns", "prefix", "start", "end", "keyEncoding", "keyType", "valueType", "valueSchema")
+SCHEMA_NEEDS = {
+    "json": ("valueSchema",),
+    "msgpack": ("valueSchema",),
+    "avro": ("valueSchemaFile",),
+    "protobuf": ("valueSchemaFile", "valueMessage"),
+}
+"""The values of `valueType` that are formats of objects, with the options that each needs."""
+OF_SCHEMA = ("valueSchema", "valueSchemaFile", "valueMessage")
+TYPES = ("keyType", "valueType", *OF_SCHEMA, "valuePrefix")
+RANGE = ("columns", "prefix", "start", "end", "keyEncoding", *TYPES)
 READ = (*WHERE, *RANGE, "keys", "partition", "pin", "pinTtl", "splitBytes", "pageBytes")
 STREAM_ONLY = ("startingPosition", "maxRowsPerTrigger", "maxBytesPerTrigger", "holdName", "holdTtl")
 STREAM = (*WHERE, *RANGE, *STREAM_ONLY)
@@ -79,7 +88,7 @@ class KeyType(StrEnum):
 
 class ValueType(StrEnum):
     """Column types in which values can be read: raw bytes, UTF-8 text that is parsed as this type, or objects of a
-    format, whose fields the option `valueSchema` names."""
+    format (SCHEMA_NEEDS)."""
 
     binary = "binary"
     string = "string"
@@ -87,6 +96,8 @@ class ValueType(StrEnum):
     double = "double"
     json = "json"
     msgpack = "msgpack"
+    avro = "avro"
+    protobuf = "protobuf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,16 +279,28 @@ def columns_of(options: Mapping[str, str], known: tuple[str, ...], default: tupl
 
 
 def types_of(options: Mapping[str, str]) -> Types:
-    """Return the column types of keys and values. Raises ConfigError."""
-    value = _choice(options, "valueType", ValueType.binary)
-    text = options.get("valueSchema", "")
-    if (value in FORMATS) != bool(text):
+    """Return the column types of keys and values, and read the file of the schema. Raises ConfigError."""
+    key, value = _choice(options, "keyType", KeyType.binary), _choice(options, "valueType", ValueType.binary)
+    needed = SCHEMA_NEEDS.get(value, ())
+    given = tuple(name for name in OF_SCHEMA if options.get(name))
+    if given != needed:
         raise ConfigError(
-            f"expected valueSchema together with valueType {' or '.join(FORMATS)}, got valueType {value} "
-            f"{'with' if text else 'without'} valueSchema"
+            f"valueType {value}: expected {' and '.join(needed) or 'no schema'}, got {' and '.join(given) or 'none'}"
         )
-    schema = value_schema(value, text) if text else None
-    return Types(_choice(options, "keyType", KeyType.binary), value, schema)
+    if not needed:
+        if options.get("valuePrefix"):
+            raise ConfigError(
+                f"valuePrefix: expected it together with valueType {', '.join(SCHEMA_NEEDS)}, got {value}"
+            )
+        return Types(key, value)
+    if file := options.get("valueSchemaFile"):
+        definition = _content("valueSchemaFile", file)
+    else:
+        definition = options["valueSchema"].encode()
+    prefix = _hex("valuePrefix", options.get("valuePrefix", ""))
+    schema = ValueSchema(value, definition, options.get("valueMessage", ""), prefix)
+    assert schema.arrow is not None  # an unusable schema is an error now, not in the first task
+    return Types(key, value, schema)
 
 
 def table_options_or_none(options: Mapping[str, str], known: tuple[str, ...]) -> dict[str, str] | None:
@@ -291,8 +314,9 @@ def table_options_or_none(options: Mapping[str, str], known: tuple[str, ...]) ->
     if "pin" in found:
         raise ConfigError("pin: expected no pin in a table's options, because a pin ends; each query pins the store")
     read_options(found, known)
-    if directory := found.get("dataDir"):
-        found["dataDir"] = str(Path(directory).absolute())
+    for name in ("dataDir", "valueSchemaFile"):
+        if path := found.get(name):
+            found[name] = str(Path(path).absolute())
     return found
 
 
@@ -356,10 +380,23 @@ def _key(options: Mapping[str, str], name: str, text: str) -> bytes:
     encoding = options.get("keyEncoding", "utf8").lower()
     if encoding not in ("utf8", "utf-8", "hex"):
         raise ConfigError(f"keyEncoding: expected utf8 or hex, got {options['keyEncoding']!r}")
+    return _hex(name, text) if encoding == "hex" else text.encode()
+
+
+def _hex(name: str, text: str) -> bytes:
     try:
-        return bytes.fromhex(text) if encoding == "hex" else text.encode()
+        return bytes.fromhex(text)
     except ValueError:
-        raise ConfigError(f"{name}: expected hexadecimal digits because keyEncoding is hex, got {text!r}") from None
+        raise ConfigError(f"{name}: expected hexadecimal digits, got {text!r}") from None
+
+
+def _content(name: str, path: str) -> bytes:
+    if fault := fault_of(path):
+        raise ConfigError(f"{name}: {fault}")
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{name}: {error}") from None
 
 
 def _columns(options: Mapping[str, str], known: tuple[str, ...], default: tuple[str, ...]) -> tuple[str, ...]:

@@ -71,7 +71,7 @@ class KvstoreSource(DataSource):
     def name(cls) -> str:
         return "kvstore"
 
-    def schema(self) -> str | StructType:
+    def schema(self) -> StructType:
         """Return the schema, after connecting to the cluster and pinning the store.
 
         Spark calls this method once, in `load()`, so all actions of the data frame read the state of the store at that
@@ -81,14 +81,14 @@ class KvstoreSource(DataSource):
         """
         if (table := table_options_or_none(self.options, KNOWN)) is not None:
             find(table)
-            return columns.table_schema(read_options(table, KNOWN).columns, types_of(table), table)
+            return columns.schema_of(read_options(table, KNOWN).columns, types_of(table), table)
         wanted = columns_of(self.options, CHANGES, KNOWN)
         self._config = find(self.options)
         if is_for_a_stream(self.options):
             stream_options(self.options, CHANGES, KNOWN)
         else:
             self._pin(self._config)
-        return columns.ddl(wanted, types_of(self.options))
+        return columns.schema_of(wanted, types_of(self.options))
 
     def _pin(self, config: ClientConfig) -> None:
         self._pinned_at = time.time()
@@ -121,7 +121,7 @@ class KvstoreSource(DataSource):
         """Pin the store for one query of a catalog table, whose options the query may complete or replace."""
         self.options = CaseInsensitiveDict({**CaseInsensitiveDict(table), **self.options})
         options = read_options(self.options, KNOWN)
-        wanted = columns.table_schema(options.columns, options.types, {})
+        wanted = columns.schema_of(options.columns, options.types)
         if [(each.name, each.dataType) for each in wanted] != [(each.name, each.dataType) for each in schema]:
             raise ConfigError("columns, keyType, valueType: a query cannot change the columns of its table")
         self._config = find(self.options)

@@ -145,7 +145,7 @@ def decode(text: str, tls: Tls | None) -> PinnedStore:
             raise ConfigError(f"pin: expected a pin of format {FORMAT}, got {document['format']}")
         partitions = tuple(_partition_of(each) for each in document["partitions"])
         hash = hash_named(document.get("hash", ""))
-        return PinnedStore(document["id"], document["deadline_ms"], document["ring_version"], partitions, tls, hash)
+        return PinnedStore(document["id"], document["deadline_ms"], document["ring_version"], partitions, hash, tls)
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"pin: expected the option `pin` of kvstore.spark.pins.hold ({error!r})") from None
 

@@ -32,6 +32,7 @@ from kvstore.partition.state.commands import Get, Op, Put, RequestId, Sink
 from kvstore.partition.state.engine_rocks import RocksEngine
 from kvstore.partition.state.entry import decode
 from kvstore.partition.state.state import ReplicaState
+from kvstore.ring.hashing import MURMUR3
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, Seq
 from kvstore.wal.ports import AppendDone, LogEntry
 
@@ -99,7 +100,7 @@ class Bench:
         clock = SystemClock()
         self.config = PartitionConfig()
         self.engine = RocksEngine(str(directory / "leader"))
-        self.state = ReplicaState(P1, self.engine, self.config)
+        self.state = ReplicaState(P1, self.engine, self.config, MURMUR3)
         self.log = InstantLog(clock)
         none = cast(Any, None)
         env = Env(clock=clock, random=Random(0), transport=none, disk=none, nursery=none, fatal=print)
@@ -157,7 +158,7 @@ def yardstick() -> tuple[float, float]:
 
 def replica_apply(bench: Bench, directory: Path) -> float:
     """Decode and apply everything that the leader has logged."""
-    state = ReplicaState(P1, RocksEngine(str(directory / "replica")), bench.config)
+    state = ReplicaState(P1, RocksEngine(str(directory / "replica")), bench.config, MURMUR3)
     entries = [LogEntry(Position(LedgerId(1), EntryId(n)), payload) for n, payload in enumerate(bench.log.payloads)]
     began = time.process_time()
     for entry in entries:

@@ -11,6 +11,7 @@ from typing import Any
 
 from kvstore.client import AsyncClient
 from kvstore.ring.builder import new_ring
+from kvstore.ring.hashing import hash_named
 from kvstore.types import PartitionId, ServerId
 from loadtest.drills.load import Load
 from tests.cluster.harness import Cluster
@@ -112,7 +113,8 @@ class Stage:
         """Return the preferred leader of each partition."""
         file = self.cluster.file
         names = [PartitionId(f"p{number + 1}") for number in range(file.partitions)]
-        ring = new_ring(names, {ServerId(node): "" for node in self.cluster.ids}, file.replicas)
+        servers = {ServerId(node): "" for node in self.cluster.ids}
+        ring = new_ring(names, servers, file.replicas, hash_named(file.key_hash))
         return {str(each): str(ring.partitions[each].replicas[0]) for each in names}
 
     async def wait_calm(self, load: Load) -> dict[str, float]:

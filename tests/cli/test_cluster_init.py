@@ -18,9 +18,9 @@ from kvstore.errors import ConfigError
 from kvstore.meta import dump, paths, transfer
 from kvstore.meta.memory import MemoryStore
 from kvstore.ring import codec
-from kvstore.ring.builder import new_ring
 from kvstore.types import PartitionId, ServerId
 from tests.commands import Done, kvstore
+from tests.ring.rings import new_ring
 
 NODES = ("--node", "a", "--node", "b", "--node", "c")
 

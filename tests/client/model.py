@@ -19,9 +19,9 @@ from kvstore.errors import ConditionFailed, InvalidRequest, Moved, NotLeader, Re
 from kvstore.partition.state.commands import NOT_NOW, Code, Flag, Get, NotNow, Op, Record, RequestId, Sink, Transact
 from kvstore.partition.state.rows import encode_record
 from kvstore.partition.transactions.limits import check_transaction
-from kvstore.ring.builder import new_ring
 from kvstore.ring.ring import Ring
 from kvstore.types import PartitionId, ServerId
+from tests.ring.rings import new_ring
 
 WINDOW_MS = 600_000
 PAGE_BYTES = 1 << 20

@@ -149,7 +149,7 @@ async def test_batch_that_a_new_ring_splits_is_written_in_parts(servers: Servers
             last = next(token for token, owner in tokens.items() if owner == P1)
             first = max((token for token in tokens if token < last), default=0)
             tokens[(first + last) // 2] = P2
-            cluster.ring = Ring(ring.version + 1, ring.partitions, tokens)
+            cluster.ring = Ring(ring.version + 1, ring.partitions, tokens, ring.hash)
             cluster.changed()
         return Moved("p2", cluster.ring.version)
 

@@ -25,12 +25,12 @@ from kvstore.devcluster.local import LocalCluster
 from kvstore.devcluster.probe import keys_to_ask, probe
 from kvstore.devcluster.processes import is_alive
 from kvstore.errors import Unavailable
-from kvstore.ring import new_ring
 from kvstore.server.http.metric_table import DECLARED
 from kvstore.types import PartitionId, ServerId
 from tests.cluster.harness import OFFSETS, Cluster, claim_ports, running_cluster
 from tests.commands import Done, kvstore
 from tests.pages import pages as guides
+from tests.ring.rings import new_ring
 from tests.source import ROOT
 
 pytestmark = [pytest.mark.cluster]

@@ -20,9 +20,9 @@ from kvstore.partition.state.entry import (
 )
 from kvstore.partition.state.retry_table import key_hash
 from kvstore.partition.state.state import ReplicaState
-from kvstore.ring.hashing import MURMUR3
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
 from kvstore.wal.ports import LogEntry
+from tests.ring import rings
 
 P1 = PartitionId("p1")
 TIME_MS = 1_700_000_000_000
@@ -30,7 +30,7 @@ CONFIG = PartitionConfig(retry_window_ms=5_000)
 
 
 def state_over(engine: Engine, config: PartitionConfig = CONFIG) -> ReplicaState:
-    return ReplicaState(P1, engine, config)
+    return ReplicaState(P1, engine, config, rings.key_hash)
 
 
 def all_records(state: ReplicaState) -> dict[bytes, Record]:
@@ -162,10 +162,10 @@ class Writer:
         requests.seen_ms[at] = max(requests.seen_ms[at], carried_ms)
         requests.client.append(at)
         requests.sequences.append(self.sent[who])
-        requests.hashes.append(key_hash(MURMUR3, key))
+        requests.hashes.append(key_hash(rings.key_hash, key))
         requests.mutations.append(len(entry.keys) - 1)
         result = self.random.choice((b"", b"result"))
         requests.results.append(result)
         request = RequestId(self.clients[who], self.sent[who], said, carried_ms)
-        self.requests.append((request, key_hash(MURMUR3, key), result or self.seq))
+        self.requests.append((request, key_hash(rings.key_hash, key), result or self.seq))
         self.sent[who] += 1

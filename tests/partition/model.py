@@ -10,9 +10,11 @@ from msgspec.structs import astuple
 
 from kvstore.errors import ConditionFailed, InvalidRequest, StoreError
 from kvstore.partition.state.commands import Code, Flag, Op, Record, RequestId
-from kvstore.ring.hashing import MURMUR3
+from tests.ring import rings
 
-token_of = MURMUR3.token_of
+
+def token_of(key: bytes) -> int:
+    return rings.key_hash.token_of(key)
 
 
 @dataclass

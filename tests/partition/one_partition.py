@@ -19,10 +19,10 @@ from kvstore.partition.state.engine import Engine
 from kvstore.partition.state.entry import Entry, EntryKind, decode
 from kvstore.partition.state.rows import record_of
 from kvstore.partition.state.state import ReplicaState
-from kvstore.ring.hashing import MURMUR3
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, Seq
 from kvstore.wal.ports import AppendDone, LogEntry
 from tests.partition.state.engine_memory import MemoryEngine
+from tests.ring import rings
 from tests.sim.world.loop import SimLoop
 
 P1 = PartitionId("p1")
@@ -130,7 +130,7 @@ class Partition(Unjudged):
         self.loop = loop or SimLoop(Random(seed))
         self.config = config or PartitionConfig(expiry_sweep_s=0, lease_ms=500)
         self.engine = engine or MemoryEngine()
-        self.state = ReplicaState(partition, self.engine, self.config)
+        self.state = ReplicaState(partition, self.engine, self.config, rings.key_hash)
         self.caller = Caller()
         self.wall_offset_ms = 0
         self.stopped: list[StoreError] = []
@@ -206,7 +206,7 @@ class Partition(Unjudged):
 
     def read_all_now(self, *keys: bytes) -> list[bytes | None] | NotNow:
         """Return the rows that many reads find together."""
-        return self.leader.reads.now([*keys], MURMUR3.tokens_of([*keys]), self.now())
+        return self.leader.reads.now([*keys], rings.key_hash.tokens_of([*keys]), self.now())
 
     def do(self, *ops: Op) -> Any:
         """Submit operations, acknowledge all entries, and return the results (for one operation: its result)."""

@@ -27,10 +27,11 @@ from kvstore.partition.state.move_records import (
 from kvstore.partition.state.tokens import TokenSpan
 from kvstore.partition.state.traits import home_key
 from kvstore.partition.transactions.outcomes import END_S
-from kvstore.ring.hashing import MURMUR3, TOKENS
+from kvstore.ring.hashing import TOKENS
 from kvstore.server.routing.pending import check_one_partition, keys_of
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
 from tests.partition.one_partition import TIME_MS, Partition
+from tests.ring import rings
 from tests.sim.world.loop import SimLoop
 
 CLIENT = b"c" * 16
@@ -103,7 +104,7 @@ class Several:
         """Return a key of the partition at this place; different keys for different numbers."""
         found = (b"k%d" % each for each in count())
         span = self.span(place)
-        mine = (key for key in found if span.holds(MURMUR3.token_of(key)))
+        mine = (key for key in found if span.holds(rings.key_hash.token_of(key)))
         return next(key for at, key in enumerate(mine) if at == number)
 
     def of(self, key: bytes) -> Member:
@@ -112,7 +113,8 @@ class Several:
         return owner
 
     def _owner_or_none(self, key: bytes) -> Member | None:
-        owns = (each for each in self.partitions if each.leader.serving_ranges.readable.holds(MURMUR3.token_of(key)))
+        token = rings.key_hash.token_of(key)
+        owns = (each for each in self.partitions if each.leader.serving_ranges.readable.holds(token))
         return next(owns, None)
 
     # the port Participants

@@ -22,6 +22,7 @@ from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import EVERYTHING
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, Seq
 from tests.partition.state.engine_memory import MemoryEngine
+from tests.ring import rings
 
 P1 = PartitionId("p1")
 
@@ -41,7 +42,7 @@ async def test_replica_without_views_checks_less_often(tmp_path: Path) -> None:
     for is_held in (False, True):
         beat = Noting()
         env = replace(real_env(tmp_path), beat=beat)
-        state = ReplicaState(P1, MemoryEngine(), PartitionConfig())
+        state = ReplicaState(P1, MemoryEngine(), PartitionConfig(), rings.key_hash)
         if is_held:
             stand: dict[str, Any] = {"position": Position(LedgerId(1), EntryId(0)), "seq": Seq(1), "time_ms": 1}
             state.pinned_views.apply(MarkRecord("pin", 1 << 60, takes=True), **stand, owned=EVERYTHING, records=0)
@@ -54,7 +55,7 @@ async def test_replica_without_views_checks_less_often(tmp_path: Path) -> None:
 async def test_answer_ends_when_it_waits_for_a_stuck_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A caller that renews a pin retries again and again: the answers would use up all calls from its server."""
     monkeypatch.setattr(in_time, "ANSWER_S", 0.01)
-    state = ReplicaState(P1, MemoryEngine(), PartitionConfig())
+    state = ReplicaState(P1, MemoryEngine(), PartitionConfig(), rings.key_hash)
 
     async def extend(*_: object) -> bool:
         return True
@@ -73,7 +74,7 @@ async def test_answer_ends_when_it_waits_for_a_stuck_entry(tmp_path: Path, monke
 async def test_pin_has_a_number_exactly_if_the_log_may_have_transactions(
     tmp_path: Path, version: int, number: int
 ) -> None:
-    state = ReplicaState(P1, MemoryEngine(), PartitionConfig())
+    state = ReplicaState(P1, MemoryEngine(), PartitionConfig(), rings.key_hash)
     state.log_version = version
     one = Pinning(real_env(tmp_path), P1, state, lambda: cast(Any, object()), cast(Any, None))
     with pytest.raises(Unavailable, match="take it again"):

@@ -38,6 +38,7 @@ from kvstore.types import EntryId, LedgerId, PartitionId, Position, ServerId
 from tests.partition.effects import P1, Writer, state_over
 from tests.partition.one_partition import Partition
 from tests.partition.state.engine_memory import MemoryEngine
+from tests.ring import rings
 from tests.waiting import wait_until
 
 CONFIG, PIN = PartitionConfig(), Position(LedgerId(1), EntryId(2))
@@ -90,10 +91,10 @@ def chunks(export: StateExport) -> Iterator[bytes]:
 
 # docs/protocol.md V4
 def test_state_of_an_unsupported_log_version_is_not_installed() -> None:
-    donor = ReplicaState(P1, MemoryEngine(), PartitionConfig(), can=7)
+    donor = ReplicaState(P1, MemoryEngine(), PartitionConfig(), rings.key_hash, can=7)
     applied(raised(7, "0.7.0"), donor)
     engine = MemoryEngine()
-    own = ReplicaState(P1, engine, PartitionConfig(), can=2)
+    own = ReplicaState(P1, engine, PartitionConfig(), rings.key_hash, can=2)
     own.apply(Writer(1).put(old="1"))
     before = own.fingerprint()
     taking = StateImport(own, frozenset({ServerId("n1")}))
@@ -133,13 +134,13 @@ async def test_replica_stops_when_it_cannot_read_its_log(error: StoreError) -> N
 
 def test_unsupported_log_version_is_reported_and_nothing_applied() -> None:
     writer, engine = raised(7, "0.7.0"), MemoryEngine()
-    state = ReplicaState(P1, engine, PartitionConfig(), can=2)
+    state = ReplicaState(P1, engine, PartitionConfig(), rings.key_hash, can=2)
     with pytest.raises(ClusterTooNew, match=r"version 7, this server supports 2: install kvstore 0\.7\.0"):
         applied(writer, state)
     assert (state.seq, state.log_version, state.is_whole) == (1, 1, True)
-    applied(writer, ReplicaState(P1, engine, PartitionConfig(), can=7))
+    applied(writer, ReplicaState(P1, engine, PartitionConfig(), rings.key_hash, can=7))
     with pytest.raises(ClusterTooNew, match="version 7"):
-        ReplicaState(P1, engine, PartitionConfig(), can=2)
+        ReplicaState(P1, engine, PartitionConfig(), rings.key_hash, can=2)
 
 
 # docs/protocol.md V5
@@ -296,7 +297,7 @@ def test_ownership_row_ignores_more_fields_and_refuses_another_format() -> None:
 
 
 def test_chunks_and_rows_of_another_format_raise_written_by_newer() -> None:
-    own = ReplicaState(P1, MemoryEngine(), PartitionConfig())
+    own = ReplicaState(P1, MemoryEngine(), PartitionConfig(), rings.key_hash)
     own.apply(Writer(1).put(old="1"))
     before = own.fingerprint()
     chunk = entry_pb2.Chunk.FromString(next(chunks(StateExport(own))))
@@ -311,7 +312,7 @@ def test_chunks_and_rows_of_another_format_raise_written_by_newer() -> None:
 def test_fingerprints_differ_with_the_log_version() -> None:
     one, other = (
         applied(raised(2), state_over(MemoryEngine())),
-        applied(raised(3), ReplicaState(P1, MemoryEngine(), CONFIG, 3)),
+        applied(raised(3), ReplicaState(P1, MemoryEngine(), CONFIG, rings.key_hash, 3)),
     )
     assert (one.seq, one.key_count) == (other.seq, other.key_count)
     assert one.fingerprint() != other.fingerprint()

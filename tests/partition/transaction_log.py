@@ -9,11 +9,11 @@ from kvstore.partition.state.decisions import Decision
 from kvstore.partition.state.draft import Draft
 from kvstore.partition.state.intents import Intent, IntentEffect, IntentName, IntentRecord
 from kvstore.partition.state.internal import Attempt
-from kvstore.ring.hashing import MURMUR3
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
 from kvstore.wal.ports import LogEntry
 from tests.partition.effects import P1, TIME_MS, all_records, state_over
 from tests.partition.state.engine_memory import MemoryEngine
+from tests.ring import rings
 
 KEYS = tuple(b"k%d" % number for number in range(12))
 HOME = PartitionId("home")
@@ -35,7 +35,7 @@ class TransactionLog:
     def draft(self) -> Draft:
         """Return the next entry of the log, empty."""
         self.time_ms += self.random.randrange(3)
-        return Draft(self.state.seq + 1, self.time_ms, MURMUR3)
+        return Draft(self.state.seq + 1, self.time_ms, rings.key_hash)
 
     def append(self, draft: Draft) -> LogEntry:
         """Append the entry, and apply it to the reference."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from kvstore.ring import (
     MURMUR3,
     TOKENS,
+    KeyHash,
     Member,
     MoveId,
     MoveState,
@@ -19,7 +20,7 @@ from kvstore.types import PartitionId, ServerId
 
 SERVERS = {ServerId(f"n{i}"): "" for i in range(1, 4)}
 key_hash = MURMUR3
-"""Key hash of new rings; conftest.py runs every test with each."""
+"""Key hash of new rings and states. The fixture `key_hash` (tests/conftest.py) runs tests with each."""
 
 
 def ids(first: int, last: int) -> list[PartitionId]:
@@ -28,6 +29,12 @@ def ids(first: int, last: int) -> list[PartitionId]:
 
 def new_ring(partitions: Sequence[PartitionId], servers: Mapping[ServerId, str], replicas: int) -> Ring:
     return builder.new_ring(partitions, servers, replicas, key_hash)
+
+
+def unit_of(hash: KeyHash, key: bytes) -> tuple[int, int]:
+    """Return the first and last token of the smallest range that can move with the key."""
+    first = hash.token_of(key) // hash.unit * hash.unit
+    return first, first + hash.unit - 1
 
 
 def ring_of(count: int) -> Ring:

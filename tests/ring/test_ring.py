@@ -36,7 +36,7 @@ def ids(count: int) -> list[PartitionId]:
 
 def ring_of(tokens: dict[int, str]) -> Ring:
     owners = {PartitionId(owner) for owner in tokens.values()}
-    return Ring(1, {owner: Member(owner, ()) for owner in owners}, SortedDict(tokens))
+    return Ring(1, {owner: Member(owner, ()) for owner in owners}, SortedDict(tokens), MURMUR3)
 
 
 # docs/protocol.md H1

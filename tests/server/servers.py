@@ -21,8 +21,6 @@ from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.meta.store import ensure_path
 from kvstore.partition.election.ranking import LeaderRecord
 from kvstore.ring import codec
-from kvstore.ring.builder import new_ring
-from kvstore.ring.hashing import MURMUR3
 from kvstore.server.cluster.membership import Membership
 from kvstore.server.cluster.topology import Member
 from kvstore.server.config import Limits
@@ -33,6 +31,7 @@ from kvstore.server.redis.listener import RespServer
 from kvstore.server.routing.dispatch import Dispatcher
 from kvstore.types import PartitionId, ServerId
 from kvstore.versions import LINK_FIRST
+from tests.ring.rings import new_ring
 from tests.server.backends import Collector, LedPartition
 from tests.server.redis.resp_port import Raw
 from tests.waiting import wait_until
@@ -147,7 +146,7 @@ class Servers:
     async def host(self, partition: str, server: str) -> LedPartition:
         """Let a replica serve, whatever the znode says."""
         there = self.servers[server]
-        replica = LedPartition(there.env, PartitionId(partition), MURMUR3)
+        replica = LedPartition(there.env, PartitionId(partition), self.ring.hash)
         await replica.leader.start()
         there.hosted[PartitionId(partition)] = replica
         there.dispatcher.host(PartitionId(partition), replica)

@@ -13,7 +13,7 @@ from kvstore.meta.memory import MemoryStore
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.state import rows
 from kvstore.partition.state.state import ReplicaState
-from kvstore.ring import codec, new_ring
+from kvstore.ring import codec
 from kvstore.server import hosting as module
 from kvstore.server.hosting import Hosting
 from kvstore.server.status.node_report import replica_report
@@ -22,6 +22,8 @@ from kvstore.versions import LATEST
 from tests.meta.drivers import LaggingStore
 from tests.partition.effects import Writer
 from tests.partition.state.engine_memory import MemoryEngine
+from tests.ring import rings
+from tests.ring.rings import new_ring
 from tests.waiting import wait_until
 
 P1, P2 = PartitionId("p1"), PartitionId("p2")
@@ -50,7 +52,7 @@ async def test_second_damaged_copy_is_set_aside_too() -> None:
 async def test_replica_written_by_newer_release_is_blocked_alone() -> None:
     hosting: Any = object.__new__(Hosting)
     engines = {each: MemoryEngine() for each in (P1, P2)}
-    ReplicaState(P1, engines[P1], PartitionConfig()).apply(Writer(1).put(a="1"))
+    ReplicaState(P1, engines[P1], PartitionConfig(), rings.key_hash).apply(Writer(1).put(a="1"))
     batch = engines[P1].batch()
     batch.put(rows.VERSION_KEY, rows.encode_version(LATEST + 7))
     engines[P1].write(batch)
@@ -58,7 +60,7 @@ async def test_replica_written_by_newer_release_is_blocked_alone() -> None:
     hosting._rebuild, hosting._dispatcher = print, SimpleNamespace(host=lambda *_: None)
 
     def made(partition: PartitionId, engine: MemoryEngine) -> Any:
-        state = ReplicaState(partition, engine, PartitionConfig())
+        state = ReplicaState(partition, engine, PartitionConfig(), rings.key_hash)
 
         async def start() -> None:
             """Start to serve."""

@@ -9,8 +9,10 @@ from typing import Any
 
 from kvstore.env import Task
 from kvstore.env.nursery import TaskNursery
+from kvstore.ring.placement import machine_count
 from kvstore.server.cluster.bootstrap import found
-from kvstore.types import PartitionId
+from kvstore.server.processes import process_id
+from kvstore.types import PartitionId, machine_of
 from tests.sim.clients import Doors
 from tests.sim.judges.logbook import Logbook
 from tests.sim.judges.operations import Recorder
@@ -20,6 +22,12 @@ from tests.sim.nodes import Node
 from tests.sim.strikes.knobs import Knobs
 from tests.sim.world.env import SimWorld
 from tests.sim.world.metadata import MetadataConfig, SimMetadata
+
+
+def _server_name(number: int, knobs: Knobs) -> str:
+    """Return the name of a server. The first server of each machine comes before any second one."""
+    process, machine = divmod(number, knobs.machines or knobs.nodes)
+    return process_id(f"n{machine + 1}", process + 1)
 
 
 class RuleBroken(AssertionError):
@@ -44,11 +52,11 @@ class Cluster:
         self.metadata.restore_observers.append(self.rules.restored)
         self.metadata.restore_observers.append(self.starts)  # a node without a high-water mark may read the older copy
         shared = knobs, self.metadata.connect, self.starts
-        self.servers = [Node(world, f"n{number + 1}", *shared) for number in range(knobs.nodes)]
+        self.servers = [Node(world, _server_name(number, knobs), *shared) for number in range(knobs.nodes)]
         bookies = [Node(world, f"b{number + 1}", *shared, is_bookie=True) for number in range(knobs.bookies)]
         self.nodes = [*self.servers, *bookies]
         self.lossy: Node | None = None
-        """The one node whose disk was wiped or damaged."""
+        """The one node whose disk was wiped or damaged. The other nodes of its machine may be, too."""
         self.violations: list[str] = []
         self.on_violation = asyncio.Event()
         self._task_failed = world.task_failed
@@ -88,7 +96,7 @@ class Cluster:
         """Create the cluster in the empty metadata store and start all nodes."""
         founder = await self.metadata.connect()
         servers = {node.id: node.zone for node in self.servers}
-        replicas = min(3, len(self.servers))
+        replicas = min(3, machine_count(servers))
         self.ring = await found(
             founder,
             servers,
@@ -100,6 +108,10 @@ class Cluster:
         await founder.close()
         for node in self.nodes:
             node.start()
+
+    def machine(self, node: Node) -> list[Node]:
+        """Return all nodes of the node's machine, which lose power and disks together."""
+        return [each for each in self.nodes if machine_of(each.name) == machine_of(node.name)]
 
     def leader(self, partition: PartitionId) -> Node | None:
         """Return a node that serves the partition now."""

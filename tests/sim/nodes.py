@@ -28,7 +28,7 @@ from kvstore.server import app, composition
 from kvstore.server.config import NodeConfig, Role
 from kvstore.server.routing.events import Command, Event
 from kvstore.server.routing.router import Router
-from kvstore.types import PartitionId, ServerId
+from kvstore.types import PartitionId, ServerId, machine_of
 from kvstore.wal.config import BookieKind
 from tests.sim.judges.probes import declare, probe
 from tests.sim.judges.starts import Starts
@@ -75,7 +75,7 @@ class Node:
         self.journal_dirs = ("bookie/journal", "disk2/journal", "disk3/journal")[: knobs.directories]
         self.lost_dirs: tuple[str, ...] = ()
         """The directories that the operator has declared lost."""
-        self.zone = knobs.zones[(int(name[1:]) - 1) % len(knobs.zones)] if knobs.zones else ""
+        self.zone = knobs.zones[(int(machine_of(name)[1:]) - 1) % len(knobs.zones)] if knobs.zones else ""
         self.config = NodeConfig(
             id=name,
             zone=self.zone,

@@ -33,7 +33,7 @@ from tests.sim.judges.reach import PATHS, asked
 from tests.sim.nodes import short_ranges, small_journals
 from tests.sim.spaces.tenants import Tenants, check_counts, drawn, metering
 from tests.sim.strikes.faults import FAULTS, Chaos, has_failed_directory
-from tests.sim.strikes.knobs import Knobs, draw, drawn_hash, hinted, perhaps_older, perhaps_split
+from tests.sim.strikes.knobs import Knobs, draw, drawn_hash, hinted, perhaps_older, perhaps_processes, perhaps_split
 from tests.sim.transacting.judging import REST_S_MAX
 from tests.sim.transacting.transactors import Transactors
 from tests.sim.upgrading.upgrades import all_risen, older_ones, upgrade, written_back
@@ -125,6 +125,8 @@ def _drawn(world: SimWorld) -> Knobs:
     knobs = perhaps_split(draw(world.fork("knobs"), sorted(FAULTS)), world.fork("split"))
     knobs = perhaps_older(knobs, world.fork("older"))
     knobs = replace(knobs, hash=MURMUR3 if knobs.older else drawn_hash(world.fork("hash")))
+    if not knobs.older:  # the first release does not know machines
+        knobs = perhaps_processes(knobs, world.fork("processes"))
     random = world.fork("ranges")
     knobs = replace(knobs, range_keys=random.choice((2, RANGE_KEYS_MAX, RANGE_KEYS_MAX)))
     random = world.fork("transactors")  # older servers do not support transactions
@@ -206,7 +208,7 @@ async def scenario(cluster: Cluster, outcome: Outcome) -> None:
     await transactors.read_all(REST_S_MAX)
     await checks.judge(cluster, search=knobs.search)
     outcome.statuses = checks.count_statuses(cluster)
-    outcome.asked = asked(cluster.recorder.operations)
+    outcome.asked = asked(cluster.recorder.operations, cluster.knobs.hash)
     outcome.mutations = sum(len(entry.keys) for p in cluster.partitions for _, entry in cluster.logbook.log(p))
 
 

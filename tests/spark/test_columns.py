@@ -124,12 +124,10 @@ def test_values_are_read_by_the_type_of_their_bytes() -> None:
     assert read_as(["ä".encode(), b""], valueType="string") == ["ä", ""]
     assert read_as([b"\xff"]) == [b"\xff"]
     wanted = types_of({"keyType": "string", "valueType": "long"})
-    assert columns.ddl(("key", "value", "version"), wanted) == (
-        "key STRING NOT NULL, value BIGINT, version BIGINT NOT NULL"
-    )
-    assert (
-        columns.ddl(("key", "value")) == columns.ddl(("key", "value"), Types()) == "key BINARY NOT NULL, value BINARY"
-    )
+    found = columns.schema_of(("key", "value", "version"), wanted)
+    assert found.simpleString() == "struct<key:string,value:bigint,version:bigint>"
+    assert [each.nullable for each in found] == [False, True, False]
+    assert columns.schema_of(("key", "value")).simpleString() == "struct<key:binary,value:binary>"
 
 
 @pytest.mark.parametrize(
@@ -226,7 +224,7 @@ def test_value_that_does_not_match_names_its_row_without_content(kind: str, valu
     good = msgspec.json.encode({"id": 1}) if kind == "json" else msgspec.msgpack.encode({"id": 1})
     with pytest.raises(InvalidRequest) as raised:
         columns.typed(batch(key=[b"fine", b"secret key"], value=[good, value]), by_schema(kind))
-    assert f"valueType {kind}: expected a value that is an object with the fields of valueSchema" in str(raised.value)
+    assert f"valueType {kind}: expected a value that matches the schema" in str(raised.value)
     assert hashlib.sha256(b"secret key").hexdigest()[:16] in str(raised.value)
     assert "secret" not in str(raised.value)
 
@@ -234,11 +232,24 @@ def test_value_that_does_not_match_names_its_row_without_content(kind: str, valu
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"valueType": "json"}, "valueType json: expected valueSchema, got none"),
+        ({"valueSchema": "id BIGINT"}, "valueType binary: expected no schema, got valueSchema"),
+        ({"valueType": "avro"}, "valueType avro: expected valueSchemaFile, got none"),
         (
-            {"valueType": "json"},
-            "expected valueSchema together with valueType json or msgpack, got valueType json with",
+            {"valueType": "protobuf", "valueSchemaFile": "x"},
+            "valueType protobuf: expected valueSchemaFile and valueMessage, got valueSchemaFile",
         ),
-        ({"valueSchema": "id BIGINT"}, "got valueType binary with valueSchema"),
+        (
+            {"valueType": "avro", "valueSchema": "id BIGINT", "valueSchemaFile": "x"},
+            "valueType avro: expected valueSchemaFile, got valueSchema and valueSchemaFile",
+        ),
+        ({"valueType": "avro", "valueSchemaFile": "/nowhere.avsc"}, "valueSchemaFile: [Errno 2] No such file"),
+        ({"valueType": "avro", "valueSchemaFile": "s3://bucket/x.avsc"}, "does not read or write s3: URLs"),
+        (
+            {"valueType": "json", "valueSchema": "id BIGINT", "valuePrefix": "0"},
+            "valuePrefix: expected hexadecimal digits, got '0'",
+        ),
+        ({"valuePrefix": "00"}, "valuePrefix: expected it together with valueType json, msgpack, avro, protobuf"),
         ({"valueType": "json", "valueSchema": "id INT"}, "valueSchema: expected NAME TYPE, ... with the types BIGINT"),
         ({"valueType": "json", "valueSchema": "id BIGINT, id STRING"}, "valueSchema: expected each field once"),
         ({"valueType": "json", "valueSchema": ","}, "valueSchema: expected NAME TYPE"),
@@ -252,7 +263,16 @@ def test_wrong_schema_is_refused(options: dict[str, str], message: str) -> None:
 
 def test_schema_of_values_is_the_type_of_the_column() -> None:
     types = by_schema("json", "id BIGINT, name STRING")
-    assert columns.ddl(("key", "value"), types) == "key BINARY NOT NULL, value STRUCT<`id`: BIGINT, `name`: STRING>"
-    table = columns.table_schema(("key", "value"), types, {"prefix": "p"})
+    assert columns.table_options(columns.schema_of(("key", "value"), types)) is None
+    table = columns.schema_of(("key", "value"), types, {"prefix": "p"})
     assert table["value"].dataType.simpleString() == "struct<id:bigint,name:string>"
     assert columns.table_options(table) == {"prefix": "p"}
+
+
+def test_prefix_of_values_is_skipped_and_another_prefix_is_an_error() -> None:
+    """As Confluent's serializers write it: a zero byte and the number of the schema in its registry."""
+    types = types_of({"valueType": "json", "valueSchema": "id BIGINT", "valuePrefix": "0000000011"})
+    assert columns.typed(batch(value=[b'\0\0\0\0\x11{"id": 7}']), types)["value"].to_pylist() == [{"id": 7}]
+    for other in (b'\0\0\0\0\x12{"id": 7}', b'{"id": 7}', b""):
+        with pytest.raises(InvalidRequest, match="expected a value that matches the schema"):
+            columns.typed(batch(value=[other]), types)

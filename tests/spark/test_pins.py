@@ -8,6 +8,7 @@ import pytest
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.pinned.pins import PinnedStore
 from kvstore.errors import NoSuchPin, Unavailable
+from kvstore.ring.hashing import MURMUR3
 from kvstore.spark import pins
 from kvstore.spark.options import read_options
 from kvstore.spark.pins import kept_alive
@@ -94,7 +95,7 @@ def test_process_that_shares_a_pin_renews_it_as_long_as_its_holder(
     monkeypatch: pytest.MonkeyPatch, renewals: Renewals, ttl_s: float, expected: str
 ) -> None:
     """For ten minutes only; after that it expired while it was held."""
-    store = PinnedStore("a", 1, 1, ())
+    store = PinnedStore("a", 1, 1, (), MURMUR3)
     monkeypatch.setattr(pins, "find", lambda _: CONFIG)
     monkeypatch.setattr(pins, "pin_store", lambda *_, **__: store)
     monkeypatch.setattr(pins, "unpin", lambda *_, **__: [])

@@ -32,6 +32,7 @@ STORE = PinnedStore(
         partition("p2", ((QUARTER, 2 * QUARTER - 1), (3 * QUARTER, TOKENS - 1))),
         partition("p3", ()),
     ),
+    MURMUR3,
 )
 
 

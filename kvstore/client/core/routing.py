@@ -16,7 +16,7 @@ from kvstore.client.core.operations import names_its_partition
 from kvstore.client.core.values import RING, Level, Token
 from kvstore.errors import Moved, NotLeader, OtherCluster, StoreError
 from kvstore.proto import kv_pb2
-from kvstore.ring.hashing import MURMUR3, TOKENS, KeyHash, hash_named
+from kvstore.ring.hashing import TOKENS, KeyHash, hash_named
 
 if TYPE_CHECKING:
     from random import Random
@@ -44,8 +44,8 @@ class Routing:
     """Addresses whose last topology was of this cluster."""
     foreign: set[str] = field(default_factory=set)
     """Addresses whose last topology was of another cluster."""
-    hash: KeyHash = MURMUR3
-    """The cluster's key hash, from the first topology on."""
+    hash: KeyHash = field(init=False, repr=False, compare=False)
+    """The cluster's key hash. Unset before the first topology, so that no key gets a token by a guess."""
     ring_version: int = 0
     seen_version: int = 0
     """Highest ring version that an answer, or the token of another client, has named."""

@@ -28,7 +28,7 @@ from kvstore.env.tls import Tls
 from kvstore.errors import ConfigError, NoSuchPin, NotAuthenticated, OutcomeUnknown, Retryable, StoreError, Unavailable
 from kvstore.proto import data_pb2, data_pb2_grpc
 from kvstore.ring.cover import flaw
-from kvstore.ring.hashing import HASHES, MURMUR3, KeyHash, hash_named
+from kvstore.ring.hashing import HASHES, KeyHash, hash_named
 from kvstore.rpc import workers
 from kvstore.rpc.channels import open_channel
 from kvstore.rpc.status import from_rpc_error, is_answered
@@ -93,9 +93,9 @@ class PinnedStore:
     """Deadline by the servers' wall clocks, in milliseconds since 1970; the earliest of all partitions."""
     ring_version: int
     partitions: tuple[PinnedPartition, ...]
-    tls: Tls | None = None
-    hash: KeyHash = MURMUR3
+    hash: KeyHash
     """The cluster's key hash, by which keys have tokens."""
+    tls: Tls | None = None
 
     @property
     def rows(self) -> int:
@@ -202,7 +202,7 @@ def pin_store(
     pinned = tuple(map(_pinned_of, answer.partitions))
     if not partitions and (wrong := flaw({each.partition: each.spans for each in pinned})):
         raise OutcomeUnknown(f"pin {answer.id}: {wrong}")
-    return PinnedStore(answer.id, answer.deadline_ms, answer.ring_version, pinned, config.tls, hash_named(answer.hash))
+    return PinnedStore(answer.id, answer.deadline_ms, answer.ring_version, pinned, hash_named(answer.hash), config.tls)
 
 
 def renew_pin(

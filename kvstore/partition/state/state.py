@@ -49,7 +49,7 @@ from kvstore.partition.state.ownership import Ownership
 from kvstore.partition.state.pinned_views import PinnedViews
 from kvstore.partition.state.retry_table import RetryTable, decode_row
 from kvstore.partition.state.rows import NOTHING_REPORTED, ReportedDifference, data_key, data_keys_of, retry_key
-from kvstore.ring.hashing import MURMUR3, KeyHash
+from kvstore.ring.hashing import KeyHash
 from kvstore.types import PartitionId, Position, Seq, ServerId
 from kvstore.wal.ports import LogEntry
 
@@ -65,12 +65,12 @@ class ReplicaState:
         partition: PartitionId,
         engine: Engine,
         config: PartitionConfig,
+        hash: KeyHash,
         can: int = versions.LATEST,
-        hash: KeyHash = MURMUR3,
     ) -> None:
-        """`can` is the highest cluster version that this server supports. Raises WrittenByNewer if the engine's rows
-        have an unknown format, and ClusterTooNew if the log was written under a higher cluster version. `hash` is the
-        cluster's key hash."""
+        """`hash` is the cluster's key hash, and `can` the highest cluster version that this server supports. Raises
+        WrittenByNewer if the engine's rows have an unknown format, and ClusterTooNew if the log was written under a
+        higher cluster version."""
         self.can = can
         self.hash = hash
         self.log_version = versions.FIRST

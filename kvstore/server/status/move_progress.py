@@ -36,8 +36,7 @@ class MoveReports:
         """Return the progress of the moves whose target partitions this server leads."""
         found: dict[MoveId, MoveProgress] = {}
         for _, replica in sorted(self._leading().items()):
-            if replica.mover is not None:
-                found |= replica.mover.progress()
+            found |= replica.mover.progress()
         return found
 
     def copied(self) -> Copied:

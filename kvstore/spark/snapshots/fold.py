@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 NAMES = tuple(columns.COLUMNS)
-SCHEMA = columns.ddl(NAMES)
-"""The schema of a snapshot's files as DDL, which is the schema of a read."""
+SCHEMA = columns.schema_of(NAMES)
+"""The schema of a snapshot's files, which is the schema of a read."""
 KEPT = ("version", "value", "created_version", "written_at", "expires_at", "partition")
 """Columns of a row besides its key. The version comes first, because rows of a key are compared by version, even
 across partitions."""

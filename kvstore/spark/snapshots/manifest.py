@@ -33,7 +33,7 @@ INTENTS = "intents"
 """Second part of the name of a file that has what committed intents write (docs/protocol.md Tx13)."""
 
 _LAST_FIELD = b',"hash":"%b"}' % MURMUR3.name.encode()
-"""The end of a document in format 1, which has no key hash."""
+"""The end that a document in format 1 lacks, because its clusters had no other key hash."""
 _ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,63}")
 _FILE = re.compile(rf"{DATA}/[0-9A-Za-z][0-9A-Za-z._-]*\.parquet")
 _OF_INTENTS = re.compile(rf"{DATA}/[^/]*-{INTENTS}(\.[^/.]*)?\.parquet")
@@ -119,7 +119,7 @@ class Manifest:
     """Sorted by partition."""
     files: tuple[DataFile, ...]
     """Sorted by path."""
-    hash: str = MURMUR3.name
+    hash: str
     """Name of the cluster's key hash, by which the rows of full snapshots are sorted."""
 
     @property
@@ -164,7 +164,8 @@ def decode(data: bytes, *, what: str, keys: Keys = ()) -> Manifest:
         raise Corrupted(f"{what} is damaged: its checksum does not match; {REMEDY}")
     if keys:
         _check_signature(data[: seal.start()], keys, what)
-    manifest = codec.decode(Manifest, data, what=what, format=format)
+    whole = data if format == FORMAT else data[: seal.start()] + _LAST_FIELD
+    manifest = codec.decode(Manifest, whole, what=what, format=format)
     problem = problem_or_none(manifest)
     if problem is not None:
         raise Corrupted(f"{what} contradicts itself: {problem}")

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from kvstore.env.files.private import FOLDER_MODE
 from kvstore.errors import Corrupted, StoreError
 from kvstore.meta import codec
-from kvstore.ring.hashing import MURMUR3
 from kvstore.spark.snapshots import manifest as manifests
 from kvstore.spark.snapshots.directory import write_durably
 from kvstore.spark.snapshots.manifest import DataFile, Manifest, PartitionPosition, SnapshotKind
@@ -64,7 +63,7 @@ class SnapshotPlan:
     partitions: tuple[PartitionPosition, ...]
     pieces: tuple[SnapshotPart, ...]
     compression: str
-    hash: str = MURMUR3.name
+    hash: str
     """Name of the cluster's key hash."""
 
     @property

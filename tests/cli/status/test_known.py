@@ -13,8 +13,8 @@ from kvstore.cli.status import known
 from kvstore.errors import MetadataUnavailable, NoSuchLedger, PermissionDenied, StoreError, Unavailable
 from kvstore.proto.admin_pb2 import RingRequest, RingResponse
 from kvstore.ring import MURMUR3
-from kvstore.ring.builder import new_ring
 from kvstore.types import PartitionId, ServerId
+from tests.ring.rings import new_ring
 
 
 def result_of(monkeypatch: pytest.MonkeyPatch, cluster: ClusterOptions, servers: str | StoreError) -> str:

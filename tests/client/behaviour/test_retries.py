@@ -372,7 +372,7 @@ async def test_scan_continues_without_a_partition_that_left(client: Face, server
     cluster.partitions[P1].data.update(left.data)
     tokens = SortedDict({token: P1 if owner == leaving else owner for token, owner in cluster.ring.tokens.items()})
     members = {name: member for name, member in cluster.ring.partitions.items() if name != leaving}
-    cluster.ring = Ring(cluster.ring.version + 1, members, tokens)
+    cluster.ring = Ring(cluster.ring.version + 1, members, tokens, cluster.ring.hash)
     del cluster.leaders[leaving]
     cluster.changed()
     assert [key for key, _ in await client.scan()] == sorted(keys)

@@ -289,7 +289,7 @@ def partition(name: str, spans: tuple[tuple[int, int], ...], ends: tuple[int, ..
 
 
 def test_splits_cover_a_partition_without_overlap_and_can_be_pickled() -> None:
-    store = PinnedStore("pin", 1, 1, (partition("p1", ((10, 50), (70, 99)), (30, 80)), partition("p2", ())))
+    store = PinnedStore("pin", 1, 1, (partition("p1", ((10, 50), (70, 99)), (30, 80)), partition("p2", ())), MURMUR3)
     splits = pickle.loads(pickle.dumps(store)).splits()
     assert [(each.partition, each.first, each.last) for each in splits] == [
         ("p1", 10, 30),

@@ -14,6 +14,7 @@ from kvstore.partition.election.role_events import RemoveStale
 from kvstore.partition.state.state import ReplicaState
 from kvstore.types import PartitionId, ServerId
 from tests.partition.state.engine_memory import MemoryEngine
+from tests.ring import rings
 
 P, ME = PartitionId("p1"), ServerId("n1")
 TWINS = LeaderRecord(ME, 1, "twin's")
@@ -30,7 +31,7 @@ async def test_claiming_waits_between_removals_of_a_live_twins_znode() -> None:
     tree = MemoryTree()
     mine, twins = await claims_of(tree), await claims_of(tree)
     reread, is_gone = asyncio.Event(), asyncio.Event()
-    state = ReplicaState(P, MemoryEngine(), PartitionConfig())
+    state = ReplicaState(P, MemoryEngine(), PartitionConfig(), rings.key_hash)
     made = Claiming(mine, state, ME, "mine", feed=lambda _: None, reread=reread, is_stopped=lambda: False)
 
     async def remove_what_is_there() -> None:

@@ -27,6 +27,7 @@ from kvstore.partition.state.state import ReplicaState
 from kvstore.types import PartitionId, Position, Seq, ServerId
 from kvstore.wal.ledger_list import BEGINNING
 from tests.partition.state.engine_memory import MemoryEngine
+from tests.ring import rings
 from tests.waiting import PATIENCE_S
 
 P1, ME, OTHER = PartitionId("p1"), ServerId("me"), ServerId("other")
@@ -73,7 +74,7 @@ class World:
         self.env, self.store, self.log = real_env(root), MemoryStore(), Log()
         self.begun: list[Leader] = []
         self.has_begun = asyncio.Event()
-        state, nobody, logs = ReplicaState(P1, MemoryEngine(), PartitionConfig()), None, self.log
+        state, nobody, logs = ReplicaState(P1, MemoryEngine(), PartitionConfig(), rings.key_hash), None, self.log
         self.replica = Replica(
             self.env,
             PartitionConfig(),

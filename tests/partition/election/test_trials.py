@@ -26,6 +26,7 @@ from kvstore.partition.state.transfer import StateImport
 from kvstore.proto import entry_pb2
 from kvstore.types import PartitionId, Seq, ServerId
 from tests.partition.state.engine_memory import MemoryEngine
+from tests.ring import rings
 from tests.waiting import PATIENCE_S, wait_until
 
 P1 = PartitionId("p1")
@@ -42,7 +43,7 @@ class World:
         self.has = {FIRST: 7}
         self.asked: list[ServerId] = []
         self.on_asked: Callable[[], None] = lambda: None
-        self.state = ReplicaState(P1, MemoryEngine(), PartitionConfig())
+        self.state = ReplicaState(P1, MemoryEngine(), PartitionConfig(), rings.key_hash)
         self.try_again()
 
     def try_again(self) -> None:
@@ -101,7 +102,7 @@ async def test_verdict_ignores_a_check_that_comes_meanwhile(world: World) -> Non
 
 async def test_bar_is_written_without_waiting_for_the_next_flush() -> None:
     engine = MemoryEngine()
-    state = ReplicaState(P1, engine, PartitionConfig())
+    state = ReplicaState(P1, engine, PartitionConfig(), rings.key_hash)
     state.keep_reported(ReportedDifference(FIRST, True))
 
     async def is_durable() -> bool:

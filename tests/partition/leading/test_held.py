@@ -33,10 +33,11 @@ from kvstore.partition.state.commands import (
     Scan,
     ScanTokens,
 )
-from kvstore.ring.hashing import MURMUR3
+from kvstore.ring.moves import FIRST_MOVE
 from kvstore.types import PartitionId
 from tests.partition.one_partition import TIME_MS
 from tests.partition.several_partitions import Several, transact
+from tests.ring import rings
 
 
 def prepared(s: Several, *ops: Op) -> Any:
@@ -367,7 +368,7 @@ def test_replica_leaves_session_reads_under_an_intent_to_the_leader() -> None:
         _tail=SimpleNamespace(catch_up=lambda: None),
         _replica=SimpleNamespace(following=SimpleNamespace(failure=None)),
         _is_behind_start=False,
-        _rings=None,
+        _rings=SimpleNamespace(ring=SimpleNamespace(next_move=FIRST_MOVE, partitions={})),
     )
 
     def answer(read: Op) -> Any:
@@ -391,6 +392,6 @@ def test_replica_does_not_know_the_outcome_under_an_exclusive_intent() -> None:
     assert [is_undecided(state, read(b)) for read in READS] == [True] * len(READS)
     assert not is_undecided(state, Get(other))
     assert not is_undecided(state, Scan(b + b"\0", b"", 10))
-    assert not is_undecided(state, ScanTokens(MURMUR3.token_of(b) + 1, 10))
+    assert not is_undecided(state, ScanTokens(rings.key_hash.token_of(b) + 1, 10))
     resolve(s)
     assert not any(is_undecided(state, read(b)) for read in READS)

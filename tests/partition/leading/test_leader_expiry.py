@@ -26,8 +26,8 @@ from kvstore.partition.state.commands import (
 )
 from kvstore.partition.state.entry import CREATE, DELETE, KIND, decode
 from kvstore.partition.state.tokens import EVERYTHING, TokenSpan
-from kvstore.ring.hashing import MURMUR3
 from tests.partition.one_partition import TIME_MS, Partition
+from tests.ring import rings
 
 RELATIVE = Flag.RELATIVE_TTL
 
@@ -191,7 +191,7 @@ def test_undeletable_keys_do_not_hide_others_from_the_sweep(monkeypatch: pytest.
     serving_ranges: ServingRanges = p.leader.serving_ranges
     tokens = EVERYTHING
     for key in kept:
-        tokens = tokens.without(TokenSpan(MURMUR3.token_of(key), MURMUR3.token_of(key)))
+        tokens = tokens.without(TokenSpan(rings.key_hash.token_of(key), rings.key_hash.token_of(key)))
     serving_ranges.writable = tokens
     for _ in range(30):
         p.wait(0.1)

@@ -44,15 +44,18 @@ from kvstore.partition.state.rows import ALL_DATA, ALL_EXPIRY, ALL_ORDER
 from kvstore.partition.state.scope import bound
 from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import Tokens, TokenSpan
-from kvstore.ring.hashing import MURMUR3, TOKENS
+from kvstore.ring.hashing import TOKENS
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
 from tests.partition.one_partition import TIME_MS, Partition
 from tests.partition.state.engine_memory import MemoryEngine
+from tests.ring import rings
 from tests.sim.moving.moves import keys_in
 
+pytestmark = pytest.mark.usefixtures("key_hash")
+
 MOVING, STAYING = TokenSpan(0, TOKENS // 2 - 1), TokenSpan(TOKENS // 2, TOKENS - 1)
-M1, M2 = keys_in(MOVING, 2, b"m", MURMUR3)
-S1, S2 = keys_in(STAYING, 2, b"s", MURMUR3)
+M1, M2 = keys_in(MOVING, 2, b"m")
+S1, S2 = keys_in(STAYING, 2, b"s")
 P2 = PartitionId("p2")
 CLIENT = b"c" * 16
 PIN = Position(LedgerId(9), EntryId(4))
@@ -102,7 +105,7 @@ def test_first_record_of_a_log_names_the_owned_tokens() -> None:
     p = founded(STAYING)
     assert p.state.ownership.is_founded
     assert p.state.ownership.owned.spans == (STAYING,)
-    again = ReplicaState(p.state.partition, p.engine, p.config)
+    again = ReplicaState(p.state.partition, p.engine, p.config, rings.key_hash)
     assert again.ownership == p.state.ownership, "it is durable together with the state"
 
 
@@ -287,7 +290,7 @@ def test_record_time_continues_behind_the_sources(p: Partition) -> None:
     p.wait(2.0)
     p.do(Put(S1, b"later"))
     assert p.do(Get(M1)) is None
-    assert rows.data_key(MURMUR3, M1) in dict(p.engine.iterate(*ALL_DATA)), "its delete is not logged yet"
+    assert rows.data_key(rings.key_hash, M1) in dict(p.engine.iterate(*ALL_DATA)), "its delete is not logged yet"
     target = founded(STAYING)
     target.wall_offset_ms = -60_000
     imported(target, p)
@@ -311,12 +314,12 @@ def test_results_move_with_the_keys_of_a_request_or_batch(p: Partition) -> None:
     table.apply(1000, TIME_MS, requests)
     table.apply(1001, TIME_MS, requests)
     table.check()
-    found = table.find(request(1), key_hash(MURMUR3, M1), TIME_MS)
+    found = table.find(request(1), key_hash(rings.key_hash, M1), TIME_MS)
     assert found is not None
     known = target.leader._evaluator._known
-    assert known(request(1), key_hash(MURMUR3, M1), Layer(), TIME_MS) == one
-    assert known(request(2), key_hash(MURMUR3, S1), Layer(), TIME_MS) == two
-    assert table.find(request(3), key_hash(MURMUR3, S1), TIME_MS) is None
+    assert known(request(1), key_hash(rings.key_hash, M1), Layer(), TIME_MS) == one
+    assert known(request(2), key_hash(rings.key_hash, S1), Layer(), TIME_MS) == two
+    assert table.find(request(3), key_hash(rings.key_hash, S1), TIME_MS) is None
 
 
 def test_moved_client_is_forgotten_one_window_after_its_request(p: Partition) -> None:
@@ -328,12 +331,12 @@ def test_moved_client_is_forgotten_one_window_after_its_request(p: Partition) ->
     imported(target, source)
     owned(target, source)
     table = target.state.retries
-    assert table.find(request(1), key_hash(MURMUR3, M1), TIME_MS) is not None
+    assert table.find(request(1), key_hash(rings.key_hash, M1), TIME_MS) is not None
     target.wait(window_s * 0.2)
     target.do(Put(S2, b"later"))
     assert len(table) == 0
     assert isinstance(target.do(Put(M1, b"again", request=request(1))), RequestExpired)
-    again = ReplicaState(target.state.partition, target.engine, target.config)
+    again = ReplicaState(target.state.partition, target.engine, target.config, rings.key_hash)
     assert len(again.retries) == 0, "nor after a restart"
 
 
@@ -342,8 +345,8 @@ def test_moved_client_is_remembered_over_restart_by_its_request_time(p: Partitio
     p.do(Put(M1, b"a", request=request(1)))
     imported(target, p)
     owned(target, p)
-    again = ReplicaState(target.state.partition, target.engine, target.config)
-    assert again.retries.find(request(1), key_hash(MURMUR3, M1), TIME_MS) is not None
+    again = ReplicaState(target.state.partition, target.engine, target.config, rings.key_hash)
+    assert again.retries.find(request(1), key_hash(rings.key_hash, M1), TIME_MS) is not None
     again.retries.check()
     assert [since for since, _ in again.retries.idle] == [since for since, _ in target.state.retries.idle]
 
@@ -375,7 +378,7 @@ def test_replicas_agree_on_an_import_byte_for_byte(p: Partition) -> None:
     target = founded(STAYING)
     imported(target, p)
     owned(target, p)
-    follower = ReplicaState(target.state.partition, MemoryEngine(), target.config)
+    follower = ReplicaState(target.state.partition, MemoryEngine(), target.config, rings.key_hash)
     for entry in target.log.acknowledged:
         follower.apply(entry)
     assert follower.fingerprint() == target.state.fingerprint()
@@ -420,7 +423,7 @@ def test_own_requires_the_freeze_of_its_import(p: Partition) -> None:
 def test_range_changes_contain_deletes(p: Partition) -> None:
     p.do(Put(M1, b"a"), Put(M2, b"b"), Put(S1, b"c"))
     p.do(Delete(M1))
-    changes = pages.RangeChanges(MOVING, MURMUR3)
+    changes = pages.RangeChanges(MOVING, rings.key_hash)
     for logged in p.log.acknowledged:
         entry = decode(logged.payload)
         if not entry.is_control:
@@ -451,7 +454,7 @@ def test_scans_and_counts_cover_the_assigned_tokens() -> None:
     assert isinstance(p.do(bound(Count(), Tokens([MOVING, STAYING]))), Moved)
     assert isinstance(p.do(bound(Scan(b"", b"", 0), Tokens([MOVING, STAYING]))), Moved)
     assert isinstance(p.do(bound(DeleteRange(b"", b""), Tokens([MOVING, STAYING]))), Moved)
-    half = Tokens([TokenSpan(STAYING.first, MURMUR3.token_of(S1) - 1)])
+    half = Tokens([TokenSpan(STAYING.first, rings.key_hash.token_of(S1) - 1)])
     assert p.do(bound(Scan(b"", b"", 0), half)).items == []
     assert p.do(bound(Count(), Tokens([STAYING]))) == 1
     p.submit(Put(S1, b"under way"))

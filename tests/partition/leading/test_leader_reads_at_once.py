@@ -11,7 +11,7 @@ from kvstore.partition.state.commands import NOT_NOW, Get, Put
 from kvstore.partition.state.move_records import Founded, Freeze, Release
 from kvstore.partition.state.rows import record_of
 from kvstore.partition.state.tokens import TokenSpan
-from kvstore.ring.hashing import MURMUR3, TOKENS
+from kvstore.ring.hashing import TOKENS
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
 from tests.partition.one_partition import TIME_MS, Partition
 from tests.partition.state.engine_memory import MemoryEngine
@@ -106,7 +106,7 @@ def test_read_now_of_many_does_not_overtake_a_read_waiting_for_a_delete(p: Parti
 
 def test_read_now_refuses_keys_of_other_partitions() -> None:
     moving, staying = TokenSpan(0, TOKENS // 2 - 1), TokenSpan(TOKENS // 2, TOKENS - 1)
-    (moved,), (kept,) = keys_in(moving, 1, b"m", MURMUR3), keys_in(staying, 1, b"s", MURMUR3)
+    (moved,), (kept,) = keys_in(moving, 1, b"m"), keys_in(staying, 1, b"s")
     p = Partition(PartitionConfig(expiry_sweep_s=0, lease_ms=100_000))
     p.loop.create_task(p.leader.start(Founded((moving, staying))))
     p.settle()

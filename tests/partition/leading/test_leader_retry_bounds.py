@@ -184,7 +184,7 @@ def test_bounds_hold_for_any_requests_and_nothing_is_applied_twice(turns: list[l
             assert result != "waits"
             if isinstance(op, Increment) and not isinstance(result, StoreError):
                 counted.add((op.request.client, op.request.sequence))
-    rebuilt = ReplicaState(P1, p.engine, CONFIG)
+    rebuilt = ReplicaState(P1, p.engine, CONFIG, MURMUR3)
     rebuilt.retries.check()
     assert rebuilt.retries.bytes == p.state.retries.bytes
     found = p.state.get(b"n")

@@ -26,6 +26,7 @@ from kvstore.wal.ports import LogEntry
 from tests.partition.effects import all_records, check_indexes
 from tests.partition.model import Model
 from tests.partition.one_partition import P1, UNKNOWN, Partition
+from tests.ring import rings
 
 KEYS = st.sampled_from([b"a", b"b", b"{t}1", b"{t}2", b"n"])
 VALUES = st.sampled_from([b"", b"1", b"22", b"x"])
@@ -219,7 +220,7 @@ class Leading(RuleBasedStateMachine):
         self.model = self.acknowledged.copy()
         if crash:
             self.p.engine.crash(keep)  # type: ignore[attr-defined]
-            self.p.state = ReplicaState(P1, self.p.engine, self.p.config)
+            self.p.state = ReplicaState(P1, self.p.engine, self.p.config, rings.key_hash)
         for logged in self.log:
             self.p.state.apply(logged)
         self.p.open()

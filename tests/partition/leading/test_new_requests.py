@@ -16,6 +16,7 @@ from kvstore.partition.state import retry_table
 from kvstore.partition.state.commands import Batch, Delete, Flag, Increment, Op, Put, RequestId
 from kvstore.partition.state.state import ReplicaState
 from tests.partition.one_partition import P1, TIME_MS, Partition
+from tests.ring import rings
 
 KEYS = [b"key-%d" % number for number in range(60)]
 MANY_KEYS = [b"other-%d" % number for number in range(900)]
@@ -129,11 +130,11 @@ def told(steps: list[Step], config: PartitionConfig) -> tuple[list[str], list[by
             partition.acknowledge()
             partition.state.retries.check()
         partition.wait(STEP_MS / 1000)
-    replica = ReplicaState(P1, type(partition.engine)(), config)
+    replica = ReplicaState(P1, type(partition.engine)(), config, rings.key_hash)
     for logged in partition.log.acknowledged:
         replica.apply(logged)
     assert table_of(replica) == table_of(partition.state)
-    assert table_of(ReplicaState(P1, partition.engine, config)) == table_of(partition.state)
+    assert table_of(ReplicaState(P1, partition.engine, config, rings.key_hash)) == table_of(partition.state)
     payloads = [each.payload for each in partition.log.acknowledged]
     return (
         list(map(repr, partition.caller.results.values())),

@@ -21,9 +21,9 @@ from kvstore.partition.state.commands import (
     ScanTokens,
 )
 from kvstore.partition.state.tokens import TokenSpan
-from kvstore.ring.hashing import MURMUR3
 from tests.partition.one_partition import Caller
 from tests.partition.several_partitions import Message, Several, transact
+from tests.ring import rings
 
 ALL = Scan(b"", b"", 100)
 
@@ -151,7 +151,7 @@ def test_leader_forgets_what_is_unsent_when_the_range_moves_away() -> None:
     (prepare,) = (each for each in s.held if isinstance(each.op, Prepare))
     deliver(s, prepare)
     assert done() == "waits"
-    span = TokenSpan(MURMUR3.token_of(w.later), MURMUR3.token_of(w.later))
+    span = TokenSpan(rings.key_hash.token_of(w.later), rings.key_hash.token_of(w.later))
     s.move(1, 2, 1, span)
     assert w.read() == done() == "waits"
     s.deliver(prepare)

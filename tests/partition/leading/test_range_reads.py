@@ -13,8 +13,8 @@ from kvstore.partition.leading import queries, range_reads
 from kvstore.partition.leading.range_reads import COUNT_KEYS_MAX, PAGE_BYTES_MAX, READ_BYTES_MAX
 from kvstore.partition.state.commands import Count, Flag, Level, Op, Put, Range, Scan, ScanTokens
 from kvstore.partition.state.tokens import EVERYTHING, Tokens, TokenSpan
-from kvstore.ring.hashing import MURMUR3
 from tests.partition.one_partition import Partition
+from tests.ring import rings
 
 RELATIVE = Flag.RELATIVE_TTL
 BACK, BARE, COUNTED = Flag.REVERSE, Flag.BARE, Flag.COUNT_ONLY
@@ -181,7 +181,7 @@ def looked_at(p: Partition, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 def test_scan_by_token_skips_tokens_that_are_not_owned(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
     p.do(*(Put(b"%d" % number, b"v") for number in range(3000)))
     half = Tokens([TokenSpan(0, 1 << 30), TokenSpan(3 << 30, (1 << 32) - 1)])
-    keys = {b"%d" % number for number in range(3000) if half.holds(MURMUR3.token_of(b"%d" % number))}
+    keys = {b"%d" % number for number in range(3000) if half.holds(rings.key_hash.token_of(b"%d" % number))}
     seen = looked_at(p, monkeypatch)
     found: list[bytes] = []
     token: Any = 0
@@ -200,7 +200,7 @@ def test_token_with_many_keys_is_paged_by_the_leader(p: Partition, monkeypatch: 
     monkeypatch.setattr(queries, "STEP_BYTES", 1000)
     p.do(*(Put(b"{t}%d" % number, b"v" * 1000) for number in range(100)), Put(b"k", b"v" * 1000))
     seen = looked_at(p, monkeypatch)
-    token = MURMUR3.token_of(b"{t}")
+    token = rings.key_hash.token_of(b"{t}")
     with pytest.raises(NotLeader):
         queries.answer(p.state, ScanTokens(token, 1, Level.STALE, Flag.KEYS_ONLY), 0, EVERYTHING)
     assert len(seen) <= queries.STEPS_AT_ONCE + 1
@@ -209,7 +209,7 @@ def test_token_with_many_keys_is_paged_by_the_leader(p: Partition, monkeypatch: 
         p.settle()
     page: Any = p.result(asked)
     assert len(page.items) == 100
-    assert page.next in (MURMUR3.token_of(b"k"), None)
+    assert page.next in (rings.key_hash.token_of(b"k"), None)
 
 
 # docs/protocol.md P37

@@ -9,9 +9,9 @@ from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Op
 from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import EVERYTHING, TokenSpan
-from kvstore.ring.hashing import MURMUR3
 from kvstore.types import PartitionId
 from tests.partition.state.engine_memory import MemoryEngine
+from tests.ring import rings
 
 CONFIG = PartitionConfig()
 GONE, KEPT = b"gone", b"kept"
@@ -19,8 +19,8 @@ GONE, KEPT = b"gone", b"kept"
 
 def serving_ranges() -> ServingRanges:
     """Own everything except GONE."""
-    found = ServingRanges(ReplicaState(PartitionId("p1"), MemoryEngine(), CONFIG))
-    found.readable = EVERYTHING.without(TokenSpan(MURMUR3.token_of(GONE), MURMUR3.token_of(GONE)))
+    found = ServingRanges(ReplicaState(PartitionId("p1"), MemoryEngine(), CONFIG, rings.key_hash))
+    found.readable = EVERYTHING.without(TokenSpan(rings.key_hash.token_of(GONE), rings.key_hash.token_of(GONE)))
     return found
 
 

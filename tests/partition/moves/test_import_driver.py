@@ -25,12 +25,13 @@ from kvstore.partition.state.retry_table import decode_row
 from kvstore.partition.state.rows import ALL_RETRY
 from kvstore.partition.state.tokens import EVERYTHING, NOTHING, TokenSpan
 from kvstore.ring import Pace
-from kvstore.ring.hashing import MURMUR3, TOKENS
+from kvstore.ring.hashing import TOKENS
 from kvstore.ring.moves import Move, MoveId
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
 from kvstore.wal.ledger_list import BEGINNING
 from tests.partition.one_partition import TIME_MS, Partition
 from tests.partition.state.engine_memory import MemoryEngine
+from tests.ring import rings
 
 P1, P2 = PartitionId("p1"), PartitionId("p2")
 MOVE = Move(MoveId(1), P1, P2, TOKENS - 1, 99)
@@ -140,7 +141,7 @@ def test_page_of_request_ids_bounds_large_results(is_in_range: bool, monkeypatch
             yield key, row
 
     monkeypatch.setattr(part.engine, "iterate", counted)
-    token = MURMUR3.token_of(b"k")
+    token = rings.key_hash.token_of(b"k")
     cursor, span = pages.RETRIES, TokenSpan(token, token) if is_in_range else TokenSpan(token + 1, token + 1)
     found = 0
     while cursor:
@@ -208,15 +209,15 @@ def test_rows_of_a_later_version_wait_for_the_targets_log() -> None:
 
 
 def test_entries_behind_the_sources_version_wait() -> None:
-    state: Any = SimpleNamespace(log_version=1, partition=P2, hash=MURMUR3)
+    state: Any = SimpleNamespace(log_version=1, partition=P2, hash=rings.key_hash)
     following = SourceFollower(state, None, None)  # type: ignore[arg-type]
     record = control(P1, 1, 1, TIME_MS, EntryKind.LOG_VERSION, move_records.encode(LogVersion(2)))
     logged: Any = SimpleNamespace(position=PIN, payload=record.encode())
     found = Copying()._import()
     with pytest.raises(Unavailable, match="rows of version 2 wait"):
-        following._take(pages.RangeChanges(TokenSpan(0, 99), MURMUR3), logged, found)
+        following._take(pages.RangeChanges(TokenSpan(0, 99), rings.key_hash), logged, found)
     state.log_version = 2
-    following._take(pages.RangeChanges(TokenSpan(0, 99), MURMUR3), logged, found)
+    following._take(pages.RangeChanges(TokenSpan(0, 99), rings.key_hash), logged, found)
 
 
 def test_page_of_version_one_has_golden_bytes() -> None:
@@ -323,7 +324,7 @@ class Followed(SourceFollower):
         async def append_record(record: ImportRows, requests: Any) -> None:
             pass
 
-        state: Any = SimpleNamespace(engine=MemoryEngine(), hash=MURMUR3)
+        state: Any = SimpleNamespace(engine=MemoryEngine(), hash=rings.key_hash)
         super().__init__(state, busy, lambda: SimpleNamespace(append_record=append_record))  # type: ignore[arg-type, return-value]
         self.found = Copying()._import()
 

@@ -17,10 +17,11 @@ from kvstore.partition.moves.import_driver import Halted, ImportDriver
 from kvstore.partition.moves.source import FREEZE_S, Source
 from kvstore.partition.state.move_records import Founded
 from kvstore.partition.state.tokens import TokenSpan
-from kvstore.ring import Member, Ring, new_ring, plan, steps
+from kvstore.ring import Member, Ring, plan, steps
 from kvstore.ring.moves import MoveId, MoveState
 from kvstore.types import PartitionId, ServerId
 from tests.partition.one_partition import UNKNOWN, Partition
+from tests.ring.rings import new_ring
 
 P1, P2 = PartitionId("p1"), PartitionId("p2")
 SPAN = TokenSpan(100, 199)

@@ -27,12 +27,13 @@ from kvstore.partition.state.move_records import (
 )
 from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import TokenSpan
-from kvstore.ring.hashing import MURMUR3, TOKENS
+from kvstore.ring.hashing import TOKENS
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
 from kvstore.wal.ports import LogEntry
 from tests.partition.effects import CONFIG, P1, all_records
 from tests.partition.state.engine_memory import MemoryEngine
 from tests.partition.transaction_log import KEYS, TransactionLog
+from tests.ring import rings
 
 P2 = PartitionId("p2")
 SPAN = TokenSpan(0, TOKENS // 2)
@@ -44,7 +45,7 @@ class Target:
     """The target of a move, and its log."""
 
     def __init__(self) -> None:
-        self.state = ReplicaState(P2, MemoryEngine(), CONFIG)
+        self.state = ReplicaState(P2, MemoryEngine(), CONFIG, rings.key_hash)
         self.log: list[LogEntry] = []
 
     def record(self, record: MoveRecord, requests: Requests | None = None) -> None:
@@ -77,7 +78,7 @@ def digest_of(state: ReplicaState) -> RangeDigest:
 
 
 def follow(target: Target, logged: Sequence[LogEntry]) -> None:
-    changes = pages.RangeChanges(SPAN, MURMUR3)
+    changes = pages.RangeChanges(SPAN, rings.key_hash)
     for each in logged:
         entry = decode(each.payload)
         if not entry.is_control:
@@ -127,26 +128,26 @@ def moved(seed: int, *, until_owned: bool = True) -> tuple[TransactionLog, Targe
 def test_range_moves_with_its_intents_and_decisions(seed: int) -> None:
     log, target, _ = moved(seed)
     assert moving_rows(target.state, SPAN) == moving_rows(log.state, SPAN)
-    inside = {each.name: each for each in log.intents.values() if SPAN.holds(MURMUR3.token_of(each.key))}
+    inside = {each.name: each for each in log.intents.values() if SPAN.holds(rings.key_hash.token_of(each.key))}
     assert {each.name: each for each in target.state.intents} == inside
     assert {each.name: each for each in log.state.intents} == {
         name: each for name, each in log.intents.items() if name not in inside
     }
-    ruled = {each.attempt: each for each in log.decisions.values() if SPAN.holds(MURMUR3.token_of(each.home))}
+    ruled = {each.attempt: each for each in log.decisions.values() if SPAN.holds(rings.key_hash.token_of(each.home))}
     assert {each.attempt: each for each in target.state.decisions} == ruled
     assert {each.attempt for each in log.state.decisions} == set(log.decisions) - set(ruled)
     assert target.state.key_count == len(moving_records(target.state))
 
 
 def moving_records(state: ReplicaState) -> list[bytes]:
-    return [key for key in all_records(state) if SPAN.holds(MURMUR3.token_of(key))]
+    return [key for key in all_records(state) if SPAN.holds(rings.key_hash.token_of(key))]
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_indexes_of_both_owners_are_the_same_after_a_restart(seed: int) -> None:
     log, target, _ = moved(seed)
     for state in (log.state, target.state):
-        again = ReplicaState(state.partition, state.engine, CONFIG)
+        again = ReplicaState(state.partition, state.engine, CONFIG, rings.key_hash)
         assert {each.name: each for each in again.intents} == {each.name: each for each in state.intents}
         assert again.decisions.by_attempt == state.decisions.by_attempt
 
@@ -156,7 +157,7 @@ def test_imported_intents_lock_nothing_before_the_range_is_owned() -> None:
         _, target, _ = moved(seed, until_owned=False)
         stored = [*target.state.engine.iterate(*rows.ALL_INTENTS)]
         assert not target.state.intents.by_key
-        assert not ReplicaState(P2, target.state.engine, CONFIG).intents.by_key
+        assert not ReplicaState(P2, target.state.engine, CONFIG, rings.key_hash).intents.by_key
         if stored:
             return
     raise AssertionError("no seed has intents in the range")
@@ -189,7 +190,7 @@ def test_restarted_import_begins_without_intents() -> None:
 
 def test_digest_covers_intents_and_decisions() -> None:
     log = TransactionLog(0)
-    key = next(each for each in KEYS if SPAN.holds(MURMUR3.token_of(each)))
+    key = next(each for each in KEYS if SPAN.holds(rings.key_hash.token_of(each)))
     before = digest_of(log.state)
     log.state.watch(before)
     empty = (before.count, before.hash)

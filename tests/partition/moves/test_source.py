@@ -37,10 +37,11 @@ from kvstore.partition.state.move_records import (
 from kvstore.partition.state.rows import data_key
 from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import EVERYTHING, TokenSpan
-from kvstore.ring.hashing import MURMUR3, TOKENS
+from kvstore.ring.hashing import TOKENS
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
 from kvstore.wal.ledger_list import BEGINNING as NOWHERE
 from tests.partition.one_partition import UNKNOWN, Partition
+from tests.ring import rings
 
 P2 = PartitionId("p2")
 SPAN, OTHER = TokenSpan(0, 1 << 30), TokenSpan((1 << 30) + 1, 1 << 31)
@@ -253,7 +254,7 @@ def test_writes_waiting_for_a_frozen_range_are_refused_in_time() -> None:
         part.loop.create_task(part.leader.append_record(record))
         part.settle()
         part.acknowledge()
-    key = next(key for number in range(100) if SPAN.holds(MURMUR3.token_of(key := b"%d" % number)))
+    key = next(key for number in range(100) if SPAN.holds(rings.key_hash.token_of(key := b"%d" % number)))
     (waiting,) = part.submit(Put(key, b"1"))
     for _ in range(10):
         part.loop.create_task(part.leader.append_record(ImportRows(1, [], [], b"", NOWHERE)))
@@ -270,7 +271,7 @@ def test_unfrozen_writes_that_cannot_be_sent_are_refused_in_time() -> None:
     part.settle()
     part.acknowledge()
     assert started.done()
-    key = next(key for number in range(100) if SPAN.holds(MURMUR3.token_of(key := b"%d" % number)))
+    key = next(key for number in range(100) if SPAN.holds(rings.key_hash.token_of(key := b"%d" % number)))
     part.loop.create_task(part.leader.append_record(Freeze(1, P2, SPAN)))
     part.settle()
     part.acknowledge()
@@ -292,7 +293,7 @@ def test_unfrozen_writes_that_cannot_be_sent_are_refused_in_time() -> None:
 @pytest.fixture
 def moving() -> Moving:
     moving = Moving().start()
-    keys = [key for number in range(40) if SPAN.holds(MURMUR3.token_of(key := b"%d" % number))]
+    keys = [key for number in range(40) if SPAN.holds(rings.key_hash.token_of(key := b"%d" % number))]
     moving.partition.do(*(Put(key, b"1") for key in keys))
     return moving
 
@@ -399,10 +400,10 @@ def test_freeze_of_a_stopping_replica_is_unknown() -> None:
 async def test_running_count_holds_no_files_of_a_stopped_replica(tmp_path: Path) -> None:
     path, nursery = str(tmp_path / "engine"), TaskNursery("test")
     engine = RocksEngine(path)
-    state = ReplicaState(P2, engine, PartitionConfig())
+    state = ReplicaState(P2, engine, PartitionConfig(), rings.key_hash)
     batch = engine.batch()
     for number in range(4 * ROWS_PER_STEP):
-        batch.put(data_key(MURMUR3, b"%d" % number), bytes(20))
+        batch.put(data_key(rings.key_hash, b"%d" % number), bytes(20))
     engine.write(batch)
     env: Any = SimpleNamespace(nursery=nursery)
     counting = Source(env, P2, state, lambda: None, FREEZE_S)
@@ -420,6 +421,6 @@ async def test_running_count_holds_no_files_of_a_stopped_replica(tmp_path: Path)
         "_nursery": nursery,
         "close_state": engine.close,
     }
-    stopping: Any = SimpleNamespace(id=P2, mover=None, _replica=replica, _source=counting, state=state, **rest)
+    stopping: Any = SimpleNamespace(id=P2, mover=MagicMock(), _replica=replica, _source=counting, state=state, **rest)
     await Stopping.stop(stopping, hand_over=False)
     RocksEngine(path).close()

@@ -11,12 +11,12 @@ from kvstore.partition.state import rows
 from kvstore.partition.state.checksum import ENCODING, Doubt, decode_checks, encode_checks
 from kvstore.partition.state.entry import DELETE, KIND, NOTE, OF_TRANSACTIONS, Entry, decode
 from kvstore.proto import entry_pb2
-from kvstore.ring.hashing import MURMUR3
 from kvstore.types import Seq
 from kvstore.wal.ports import LogEntry
 from tests.partition.effects import Writer, state_over
 from tests.partition.state.engine_memory import MemoryEngine
 from tests.partition.transaction_log import TransactionLog
+from tests.ring import rings
 
 
 def form(version: int, written_ms: int, created: int, expires_ms: int, value: bytes) -> bytes:
@@ -30,7 +30,7 @@ def form(version: int, written_ms: int, created: int, expires_ms: int, value: by
 def folded(crc: int, entry: Entry) -> int:
     keys, forms = b"", b""
     for kind, seq, key, value, created, expires_ms, _ in entry.mutations():
-        keys += b"d" + pack(">I", MURMUR3.token_of(key)) + key
+        keys += b"d" + pack(">I", rings.key_hash.token_of(key)) + key
         if kind in OF_TRANSACTIONS:
             forms += value
         elif kind not in (DELETE, NOTE):

@@ -14,11 +14,11 @@ from kvstore.partition.moves import pages
 from kvstore.partition.state import changes, entry
 from kvstore.partition.state.entry import CREATE, OVERWRITE, Entry, decode
 from kvstore.partition.state.tokens import EVERYTHING
-from kvstore.ring.hashing import MURMUR3
 from kvstore.types import EntryId, PartitionId, Position
 from kvstore.wal.ports import LogEntry
 from tests.partition.effects import TIME_MS, Writer, check_indexes, state_over
 from tests.partition.state.engine_memory import MemoryEngine
+from tests.ring import rings
 
 BEFORE, DAMAGES = 12, 60
 
@@ -53,7 +53,7 @@ def test_damaged_entry_is_refused_or_applied_completely(seed: int) -> None:
         with suppress(StoreError):
             found = decode(bad.payload)
             if not found.is_control:
-                pages.RangeChanges(EVERYTHING.spans[0], MURMUR3).add(found)
+                pages.RangeChanges(EVERYTHING.spans[0], rings.key_hash).add(found)
 
 
 @pytest.mark.parametrize(("ages", "is_right"), [([6], True), ([7], False), ([1 << 63], False)])

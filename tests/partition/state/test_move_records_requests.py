@@ -29,14 +29,17 @@ from kvstore.partition.state.move_records import (
 )
 from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import TokenSpan
-from kvstore.ring.hashing import MURMUR3, TOKENS
+from kvstore.ring.hashing import TOKENS
 from kvstore.types import PartitionId, Position
 from tests.partition.effects import all_records, check_indexes
 from tests.partition.one_partition import TIME_MS, UNKNOWN, Partition
+from tests.ring import rings
 from tests.sim.moving.moves import keys_in
 
+pytestmark = pytest.mark.usefixtures("key_hash")
+
 MOVING, STAYING = TokenSpan(0, TOKENS // 2 - 1), TokenSpan(TOKENS // 2, TOKENS - 1)
-MOVING_KEYS, STAYING_KEYS = keys_in(MOVING, 4, b"m", MURMUR3), keys_in(STAYING, 3, b"s", MURMUR3)
+MOVING_KEYS, STAYING_KEYS = keys_in(MOVING, 4, b"m"), keys_in(STAYING, 3, b"s")
 KEYS = MOVING_KEYS * 2 + STAYING_KEYS
 P1, P2 = PartitionId("p1"), PartitionId("p2")
 CLIENTS = [bytes((65 + number,)) * 16 for number in range(3)]
@@ -158,7 +161,7 @@ class Story:
         """Log the changes of the source's log, some entries at a time."""
         acknowledged = self.source.log.acknowledged
         while self.followed < len(acknowledged):
-            changes = pages.RangeChanges(MOVING, MURMUR3)
+            changes = pages.RangeChanges(MOVING, rings.key_hash)
             some = acknowledged[self.followed : self.followed + self.random.randrange(1, 5)]
             for logged in some:
                 entry = entries.decode(logged.payload)
@@ -175,7 +178,7 @@ class Story:
         target.leader.stop(NotLeader("p2"))
         target.settle()
         if is_restarted:
-            target.state = ReplicaState(P2, target.engine, target.config)
+            target.state = ReplicaState(P2, target.engine, target.config, rings.key_hash)
         target.open()
         begin(target, None)
 
@@ -184,7 +187,7 @@ class Story:
         target = self.target
         for op, first in self.random.sample(self.done, len(self.done)):
             keys = [each.key for each in op.ops] if isinstance(op, c.Batch) else [op.key]
-            if not all(MOVING.holds(MURMUR3.token_of(key)) for key in keys):
+            if not all(MOVING.holds(rings.key_hash.token_of(key)) for key in keys):
                 continue
             before = all_records(target.state)
             result = target.do(op)

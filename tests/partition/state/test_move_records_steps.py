@@ -19,9 +19,11 @@ from kvstore.partition.state.retry_table import ROW_FORMAT, _row_head, key_hash
 from kvstore.partition.state.rows import ALL_DATA, ALL_RETRY, data_key, encode_record, retry_key, token_of_data
 from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import EVERYTHING, NOTHING, TokenSpan
-from kvstore.ring.hashing import MURMUR3
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
 from tests.partition.state.engine_memory import MemoryEngine
+from tests.ring import rings
+
+pytestmark = pytest.mark.usefixtures("key_hash")
 
 P1, P2 = PartitionId("p1"), PartitionId("p2")
 ALL = EVERYTHING.spans[0]
@@ -46,10 +48,10 @@ class Reading(MemoryEngine):
 
 def filled(count: int, size: int) -> tuple[ReplicaState, Reading]:
     engine = Reading()
-    state = ReplicaState(P1, engine, PartitionConfig())
+    state = ReplicaState(P1, engine, PartitionConfig(), rings.key_hash)
     batch = engine.batch()
     for number in range(count):
-        batch.put(data_key(MURMUR3, b"%d" % number), encode_record(bytes(size), 1, 1, 1, 0))
+        batch.put(data_key(rings.key_hash, b"%d" % number), encode_record(bytes(size), 1, 1, 1, 0))
     engine.write(batch)
     state.position = AT
     engine.rows = engine.bytes = 0
@@ -91,10 +93,10 @@ def test_drop_removes_little_and_reads_no_removed_rows(count: int, size: int) ->
 
 def test_abandoned_import_is_dropped_in_parts() -> None:
     begun = Ownership(NOTHING, True).after(ImportBegin(3, 1, P2, TokenSpan(0, 100), AT), AT, 1, 1)
-    some = begun.after(Drop(3, data_key(MURMUR3, b"x")), AT, 1, 1)
+    some = begun.after(Drop(3, data_key(rings.key_hash, b"x")), AT, 1, 1)
     left = some.droppable(3)
     assert left is not None
-    assert left[0] == data_key(MURMUR3, b"x")
+    assert left[0] == data_key(rings.key_hash, b"x")
 
 
 def test_page_of_request_ids_reads_few() -> None:
@@ -103,7 +105,7 @@ def test_page_of_request_ids_reads_few() -> None:
     client = b"c" * 16
     for row in range(1, 60):
         sequences = list(range(row * 1000, row * 1000 + 1000))
-        hashes = [key_hash(MURMUR3, b"%d" % each) for each in sequences]
+        hashes = [key_hash(rings.key_hash, b"%d" % each) for each in sequences]
         requests = Requests([client], [1], [1], [0] * 1000, sequences, hashes, list(range(1000)), [], [])
         head = _row_head.pack(ROW_FORMAT, 1)
         batch.put(retry_key(row * 1000), head + requests_message(requests).SerializeToString())
@@ -117,6 +119,6 @@ def test_page_of_request_ids_reads_few() -> None:
         requests_here = pages.requests_in(page)
         found += len(requests_here.sequences) if requests_here is not None else 0
         cursor, count = page.cursor, count + 1
-    wanted = sum(span.holds(token_of_data(data_key(MURMUR3, b"%d" % each))) for each in range(1000, 60_000))
+    wanted = sum(span.holds(token_of_data(data_key(rings.key_hash, b"%d" % each))) for each in range(1000, 60_000))
     assert found == wanted
     assert count > 10

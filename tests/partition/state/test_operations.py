@@ -33,8 +33,8 @@ from kvstore.partition.state.commands import (
     ScanTokens,
 )
 from kvstore.partition.state.entry import EntryKind, decode
-from kvstore.ring.hashing import MURMUR3
 from tests.partition.one_partition import TIME_MS, Partition
+from tests.ring import rings
 
 RELATIVE = Flag.RELATIVE_TTL
 
@@ -281,7 +281,7 @@ def test_scan_by_token_keeps_the_keys_of_a_token_together(p: Partition) -> None:
         page = [key for key, _ in items]
         assert len(page) % 5 == 0
         found += page
-    assert found == sorted(keys, key=lambda key: (MURMUR3.token_of(key), key))
+    assert found == sorted(keys, key=lambda key: (rings.key_hash.token_of(key), key))
 
 
 def test_page_is_bounded_in_keys_and_bytes(p: Partition) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,9 +13,11 @@ from kvstore.partition.state.entry import EntryKind
 from kvstore.partition.state.move_records import Founded, Freeze, ImportBegin, ImportRows, Release
 from kvstore.partition.state.ownership import Ownership
 from kvstore.partition.state.tokens import EVERYTHING, PART, WHOLE, Tokens, TokenSpan, spans_of
-from kvstore.ring import new_ring
 from kvstore.ring.hashing import TOKENS
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, ServerId
+from tests.ring.rings import new_ring
+
+pytestmark = pytest.mark.usefixtures("key_hash")
 
 AT = Position(LedgerId(3), EntryId(7))
 edges = st.lists(st.integers(0, TOKENS - 1), min_size=2, max_size=12, unique=True).map(sorted)

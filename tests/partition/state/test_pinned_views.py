@@ -16,6 +16,7 @@ from kvstore.proto import entry_pb2
 from kvstore.types import Position, ServerId
 from tests.partition.effects import P1, TIME_MS, Writer, state_over
 from tests.partition.state.engine_memory import MemoryEngine
+from tests.ring import rings
 
 
 class Replica:
@@ -78,7 +79,7 @@ def test_mark_takes_no_sequence_and_changes_no_state(replica: Replica) -> None:
     before = (state.seq, state.crc, state.key_count, state.ownership, state.fingerprint())
     replica.mark("pin")
     assert (state.seq, state.crc, state.key_count, state.ownership, state.fingerprint()) == before
-    assert ReplicaState(P1, state.engine, state._config).position == state.position
+    assert ReplicaState(P1, state.engine, state._config, rings.key_hash).position == state.position
 
 
 def test_view_at_another_position_is_not_returned(replica: Replica) -> None:

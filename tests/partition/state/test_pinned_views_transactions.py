@@ -18,12 +18,13 @@ from kvstore.partition.state.pinned_views import PinnedView
 from kvstore.partition.state.tokens import TokenSpan
 from kvstore.partition.state.transfer import StateExport, StateImport
 from kvstore.proto import pinned_page
-from kvstore.ring.hashing import MURMUR3, TOKENS
+from kvstore.ring.hashing import TOKENS
 from kvstore.types import EntryId, LedgerId, Position, ServerId
 from kvstore.wal.ports import LogEntry
 from tests.partition.effects import P1, state_over
 from tests.partition.state.engine_memory import MemoryEngine
 from tests.partition.transaction_log import TransactionLog
+from tests.ring import rings
 
 ALL = TokenSpan(0, TOKENS - 1)
 
@@ -48,7 +49,7 @@ def read(held: PinnedView, *, page_bytes: int = 1 << 20, **options: bytes) -> di
         assert page.last >= last
         ends, last = page.ends, page.last
         found += [(row.key, (row.value, row.version)) for row in pinned_page.rows_of(pinned_page.columns_of(page))]
-    assert [key for key, _ in found] == sorted(dict(found), key=partial(rows.data_key, MURMUR3)), (
+    assert [key for key, _ in found] == sorted(dict(found), key=partial(rows.data_key, rings.key_hash)), (
         "each key once, in order"
     )
     return dict(found)
@@ -94,9 +95,9 @@ def changes(held: PinnedView, page_bytes: int = 1 << 20) -> dict[bytes, pinned_p
         page = scan.page()
         ends = page.ends
         found += pinned_page.rows_of(pinned_page.columns_of(page))
-    assert [row.key for row in found] == sorted({row.key for row in found}, key=partial(rows.data_key, MURMUR3)), (
-        "each key once, in order"
-    )
+    assert [row.key for row in found] == sorted(
+        {row.key for row in found}, key=partial(rows.data_key, rings.key_hash)
+    ), "each key once, in order"
     return {row.key: row for row in found}
 
 

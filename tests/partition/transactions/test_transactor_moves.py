@@ -11,9 +11,11 @@ from kvstore.partition.state.commands import Append, Get, Inquire, Prepare, Put,
 from kvstore.partition.state.internal import Attempt
 from kvstore.partition.state.move_records import MoveRecord, Own
 from kvstore.partition.state.tokens import TokenSpan
-from kvstore.ring.hashing import MURMUR3
 from kvstore.types import PartitionId
 from tests.partition.several_partitions import Several, transact
+from tests.ring import rings
+
+pytestmark = pytest.mark.usefixtures("key_hash")
 
 
 def test_intents_move_with_their_range() -> None:
@@ -247,7 +249,7 @@ def test_write_at_an_intent_stays_before_writes_behind_a_freeze(*, is_ring_new: 
     elsewhere = s.submit(Put(other, b"plain"))
     s.run()
     assert (first(), elsewhere()) == ("waits", "waits")
-    token = MURMUR3.token_of(b)
+    token = rings.key_hash.token_of(b)
     freeze = s.freeze(here, there, 1, TokenSpan(token, token))
     second = s.submit(Put(b, b"second"))
     s.run()

@@ -12,9 +12,9 @@ import pytest
 from kvstore.errors import NotLeader, OutcomeUnknown
 from kvstore.partition.state.commands import Append, Batch, Check, Flag, Get, Op, Transact
 from kvstore.partition.state.tokens import TokenSpan
-from kvstore.ring.hashing import MURMUR3
 from kvstore.types import PartitionId
 from tests.partition.several_partitions import Message, Several, transact
+from tests.ring import rings
 
 
 class Sent(NamedTuple):
@@ -117,7 +117,7 @@ class RandomRun:
     def move(self) -> None:
         if self.with_moves:
             key = self.random.choice(self.keys)
-            source, token = self.s.of(key).place, MURMUR3.token_of(key)
+            source, token = self.s.of(key).place, rings.key_hash.token_of(key)
             self.moves += 1
             self.s.move(source, (source + 1) % 3, self.moves, TokenSpan(token, token))
 

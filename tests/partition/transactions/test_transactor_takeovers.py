@@ -14,9 +14,9 @@ from kvstore.partition.state.entry import EntryKind
 from kvstore.partition.state.internal import Attempt
 from kvstore.partition.state.marks import MarkRecord
 from kvstore.partition.state.tokens import TokenSpan
-from kvstore.ring.hashing import MURMUR3
 from tests.partition.one_partition import Caller
 from tests.partition.several_partitions import Several, transact
+from tests.ring import rings
 
 
 def held(kind: type) -> Any:
@@ -344,8 +344,8 @@ def test_attempt_ends_if_its_request_was_carried_out_meanwhile() -> None:
 def test_decision_is_refused_if_a_key_of_homes_part_has_moved() -> None:
     s = Several(3)
     a, other, b = s.key(0), s.key(0, 1), s.key(1)
-    low, high = sorted((MURMUR3.token_of(a), MURMUR3.token_of(other)))
-    moving = TokenSpan(0, low) if MURMUR3.token_of(other) == low else TokenSpan(high, s.span(0).last)
+    low, high = sorted((rings.key_hash.token_of(a), rings.key_hash.token_of(other)))
+    moving = TokenSpan(0, low) if rings.key_hash.token_of(other) == low else TokenSpan(high, s.span(0).last)
     s.holds = held(Prepare)
     result = s.submit(transact(Put(a, b"1"), Put(other, b"1"), Put(b, b"2")))
     s.run()

@@ -20,9 +20,9 @@ from kvstore.partition.state.commands import (
 )
 from kvstore.partition.state.tokens import TokenSpan
 from kvstore.partition.transactions.transactor import PREPARE_S
-from kvstore.ring.hashing import MURMUR3
 from tests.partition.one_partition import TIME_MS
 from tests.partition.several_partitions import Several, transact
+from tests.ring import rings
 
 
 def test_transactions_wait_in_turn_at_their_last_participant() -> None:
@@ -258,7 +258,7 @@ def test_transaction_that_begins_logs_nothing_behind_a_freeze() -> None:
     a, c = s.key(0), s.key(0, 1)
     s.do(Put(c, b"1", TIME_MS + 50))
     s.wait(0.1)
-    token = MURMUR3.token_of(c)
+    token = rings.key_hash.token_of(c)
     freeze = s.freeze(s.partitions[0], s.partitions[1], 1, TokenSpan(token, token))
     before = s.partitions[0].leader.statistics()["mutations"]
     s.holds = lambda op: op.__class__ is Prepare

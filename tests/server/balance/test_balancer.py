@@ -17,7 +17,7 @@ from kvstore.env.real import real_env
 from kvstore.errors import InvalidRequest
 from kvstore.meta.memory import MemoryStore
 from kvstore.proto.admin_pb2 import DEGRADED, ClusterReport
-from kvstore.ring import Ring, new_ring, replicas
+from kvstore.ring import Ring, replicas
 from kvstore.server.access.audit import AuditLog
 from kvstore.server.access.changes import AdminChanges
 from kvstore.server.balance.balancer import Balancer
@@ -29,6 +29,7 @@ from kvstore.server.grpc.ring_admin import RingAdmin
 from kvstore.server.load.load import PartitionLoad
 from kvstore.types import PartitionId, ServerId
 from kvstore.versions import Fixed
+from tests.ring.rings import new_ring
 
 N1, N2, N3, N4, N5, N6 = (ServerId(f"n{i}") for i in range(1, 7))
 AUTO = BalanceConfig(mode=BalanceMode.AUTO, settle_s=60)
@@ -237,7 +238,7 @@ async def test_unhealthy_cluster_stops_balancer(world: World) -> None:
     await world.wait(balancer, 600)
     assert world.ring is before
     answer = await balancer.explain()
-    assert "the cluster is not healthy: node n3: it does not answer" in answer.waits
+    assert "the cluster is not healthy: see the findings about node n3" in answer.waits
     assert answer.step.command, "the step is shown all the same"
     world.findings = [("certificate_expires", "its certificate expires in 20 days")]
     await world.wait(balancer, 75)

@@ -17,13 +17,14 @@ from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.meta.store import Stat, Watch, ensure_path
 from kvstore.partition.election.ranking import LeaderRecord
-from kvstore.ring import MURMUR3, SLOTS_HASH, codec
-from kvstore.ring.builder import new_ring, with_partitions
+from kvstore.ring import MURMUR3, SLOTS_HASH, builder, codec
+from kvstore.ring.builder import with_partitions
 from kvstore.ring.ring import Member as RingMember
 from kvstore.server.cluster import membership as module
 from kvstore.server.cluster.membership import Membership
 from kvstore.server.cluster.topology import ClusterTopology, Member
 from kvstore.types import PartitionId, ServerId
+from tests.ring.rings import new_ring
 from tests.waiting import PATIENCE_S, wait_until
 
 P1, P2 = PartitionId("p1"), PartitionId("p2")
@@ -181,7 +182,7 @@ async def test_ring_with_another_key_hash_is_passed_over(world: World, caplog: p
     await world.other.create(paths.RING, codec.encode(RING))
     membership = world.membership(MemoryStore(world.tree))
     await membership.wait_ring()
-    other = new_ring([P1], {N1: "", N2: ""}, 2, SLOTS_HASH)
+    other = builder.new_ring([P1], {N1: "", N2: ""}, 2, SLOTS_HASH)
     await world.other.set(paths.RING, codec.encode(replace(other, version=RING.version + 1)), 0)
     await membership._read_all()
     assert membership.topology.ring.hash is MURMUR3

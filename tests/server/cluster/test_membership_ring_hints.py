@@ -13,7 +13,6 @@ from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.meta.store import Stat, Watch, ensure_path
 from kvstore.ring import Ring, codec, steps
-from kvstore.ring.builder import new_ring
 from kvstore.ring.moves import MoveState
 from kvstore.ring.plan import join
 from kvstore.ring.ring import Member as RingMember
@@ -22,6 +21,7 @@ from kvstore.server.cluster import membership as module
 from kvstore.server.cluster.membership import Membership
 from kvstore.server.cluster.topology import Member
 from kvstore.types import PartitionId, ServerId
+from tests.ring.rings import new_ring
 from tests.waiting import wait_until
 
 P1, P2 = PartitionId("p1"), PartitionId("p2")

@@ -13,13 +13,14 @@ from kvstore.errors import MetadataUnknown, Overloaded, StoreError
 from kvstore.meta import paths, update
 from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.meta.store import ensure_path
-from kvstore.ring import Pace, Ring, decode, encode, new_ring, place_members, plan, steps
+from kvstore.ring import Pace, Ring, decode, encode, place_members, plan, steps
 from kvstore.ring.once import once
 from kvstore.server.cluster import ring_store
 from kvstore.server.cluster.membership import Membership
 from kvstore.server.cluster.ring_store import RingStore, change_ring
 from kvstore.server.cluster.topology import Member
 from kvstore.types import PartitionId, ServerId
+from tests.ring.rings import new_ring
 
 SERVERS = {ServerId("n1"): ""}
 P1, P2, P3 = PartitionId("p1"), PartitionId("p2"), PartitionId("p3")

@@ -24,12 +24,14 @@ from kvstore.partition.state.move_records import Founded
 from kvstore.partition.state.pinned_views import PinnedView
 from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import spans_of
-from kvstore.ring import Ring, new_ring
+from kvstore.ring import Ring
 from kvstore.ring.hashing import MURMUR3
 from kvstore.server.feed.pinned_outcomes import PinnedOutcomes
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, ServerId
 from kvstore.wal.ports import LogEntry
 from tests.partition.state.engine_memory import MemoryEngine
+from tests.ring import rings
+from tests.ring.rings import new_ring
 
 A, B, C = map(PartitionId, "abc")
 N1, N2, N3 = ServerId("n1"), ServerId("n2"), ServerId("n3")
@@ -48,7 +50,7 @@ class Replicas:
     def __init__(self) -> None:
         self.ring = new_ring([A, B, C], {N1: "", N2: ""}, 2)
         self.states = {
-            (server, partition): ReplicaState(partition, MemoryEngine(), PartitionConfig())
+            (server, partition): ReplicaState(partition, MemoryEngine(), PartitionConfig(), rings.key_hash)
             for server in (N1, N2)
             for partition in (A, B, C)
         }

@@ -21,13 +21,14 @@ from kvstore.partition import pinning
 from kvstore.partition.pinning import PinnedState
 from kvstore.partition.state.tokens import EVERYTHING, TokenSpan
 from kvstore.proto import data_pb2
-from kvstore.ring import SLOTS_HASH, PartitionState, Ring, codec, new_ring, plan, steps
+from kvstore.ring import SLOTS_HASH, PartitionState, Ring, builder, codec, plan, steps
 from kvstore.ring.hashing import TOKENS
 from kvstore.ring.moves import MoveId
 from kvstore.server.feed.pins import PinKeeper
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, ServerId
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.pins import Pins
+from tests.ring.rings import new_ring
 
 A, B, C = map(PartitionId, "abc")
 SERVER = ServerId("n1")
@@ -121,7 +122,7 @@ async def test_pin_round_is_repeated_when_a_range_moved_on(servers: Servers) -> 
 
 
 async def test_pin_is_refused_to_a_client_that_cannot_compute_tokens(servers: Servers) -> None:
-    servers.ring = new_ring([A, B, C], {SERVER: ""}, 1, SLOTS_HASH)
+    servers.ring = builder.new_ring([A, B, C], {SERVER: ""}, 1, SLOTS_HASH)
     for known in ([], ["murmur3"]):
         with pytest.raises(InvalidRequest, match=r"knows the key hash slots .*; upgrade the client"):
             await servers.keeper.pin(data_pb2.PinRequest(id="pin", hashes=known))

@@ -15,10 +15,11 @@ from kvstore.meta.layout import LayoutStore
 from kvstore.meta.memory import MemoryStore
 from kvstore.partition.state.changes import Interest
 from kvstore.proto import kv_pb2
-from kvstore.ring import Member, Ring, codec, new_ring
+from kvstore.ring import Member, Ring, codec
 from kvstore.server.feed.feeds import Feeds
 from kvstore.server.feed.watch import send_watch
 from kvstore.types import PartitionId, ServerId
+from tests.ring.rings import new_ring
 from tests.server.feed.logs import MemoryLog, MemoryLogs
 from tests.waiting import PATIENCE_S
 

@@ -16,13 +16,13 @@ from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import ensure_path
 from kvstore.partition.state.entry import Entry
 from kvstore.ring import encode as encode_ring
-from kvstore.ring import new_ring
 from kvstore.server.fsck.check import Fsck, LedgerCopies
 from kvstore.server.fsck.findings import TOO_FEW_COPIES, FsckFinding, FsckReport, Severity
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, PartitionId, Quorum, Seq, ServerId
 from kvstore.wal.creator import OWNER_KEY
 from kvstore.wal.ledger_list import LedgerList, Listed
 from kvstore.wal.list_codec import encode
+from tests.ring.rings import new_ring
 
 P, P2 = PartitionId("p1"), PartitionId("p2")
 BOOKIES = (BookieId("b1"), BookieId("b2"), BookieId("b3"))

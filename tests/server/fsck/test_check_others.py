@@ -13,7 +13,7 @@ from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.service_info import encode_service_info
 from kvstore.proto.admin_pb2 import DEGRADED, DOWN, Finding
 from kvstore.proto.availability import HeldEntries
-from kvstore.ring import PartitionState, new_ring
+from kvstore.ring import PartitionState
 from kvstore.ring import encode as encode_ring
 from kvstore.server.fsck import presence
 from kvstore.server.fsck.check import Fsck
@@ -21,6 +21,7 @@ from kvstore.server.fsck.findings import TOO_FEW_COPIES, FsckReport, Severity
 from kvstore.server.fsck.presence import runs_lacking
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Quorum, ServerId
 from kvstore.wal.bookies import BookieClients
+from tests.ring.rings import new_ring
 from tests.server.fsck.test_check import BOOKIES, Made, P
 from tests.server.fsck.test_check import made as made  # the fixture
 

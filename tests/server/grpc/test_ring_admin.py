@@ -18,7 +18,7 @@ from kvstore.meta.store import ensure_path
 from kvstore.partition.election.ranking import Published
 from kvstore.partition.state.commands import Code, ScanTokens
 from kvstore.proto import admin_pb2
-from kvstore.ring import TOKENS, MoveId, MoveState, Ring, new_ring, plan, steps
+from kvstore.ring import TOKENS, MoveId, MoveState, Ring, plan, steps
 from kvstore.ring.moves import Pace
 from kvstore.ring.operations import REMEMBERED_MAX
 from kvstore.server.cluster import proposal
@@ -30,7 +30,7 @@ from kvstore.wal.lists import LedgerLists
 from kvstore.wal.pins import Pin, Pins
 from tests.client.model import Endpoint, View
 from tests.client.serving import ModelClock
-from tests.ring.rings import differences, settle
+from tests.ring.rings import differences, new_ring, settle
 
 P1 = PartitionId("p1")
 Action = admin_pb2.ChangeRingRequest

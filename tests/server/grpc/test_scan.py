@@ -11,13 +11,13 @@ import pytest
 from kvstore.errors import Moved, Overloaded, Unavailable
 from kvstore.partition.state.commands import Flag, Level, Op, Range, Record, Scan
 from kvstore.proto import kv_pb2
-from kvstore.ring.builder import new_ring
 from kvstore.ring.ring import PartitionState, Ring
 from kvstore.server.grpc.scan import PAGE_S, RING, one_page, scan_pages
 from kvstore.server.routing import scan_slots
 from kvstore.server.routing.keys import MOVED_MAX, count_keys
 from kvstore.server.routing.scan_slots import ScanSlot, ScanSlots
 from kvstore.types import PartitionId, ServerId
+from tests.ring.rings import new_ring
 
 P1, P2, P3 = PartitionId("p1"), PartitionId("p2"), PartitionId("p3")
 KEYS = [b"a", b"b", b"c"]

@@ -10,13 +10,13 @@ import pytest
 from kvstore.env import Env
 from kvstore.errors import Unavailable
 from kvstore.partition.state.commands import NOT_NOW, Get, NotNow
-from kvstore.ring import new_ring
 from kvstore.server.cluster.topology import ClusterTopology
 from kvstore.server.load import sampler as module
 from kvstore.server.load.load import PartitionLoad, encode
 from kvstore.server.load.sampler import BURST, LoadSampler, Tap, loads_of_cluster
 from kvstore.server.routing.ports import LocalReplica
 from kvstore.types import PartitionId, ServerId
+from tests.ring.rings import new_ring
 from tests.waiting import wait_until
 
 P1, P2 = PartitionId("p1"), PartitionId("p2")

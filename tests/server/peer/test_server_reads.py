@@ -10,13 +10,13 @@ import pytest
 from kvstore.partition.leading.leader_reads import NOW_BYTES
 from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Code, Get, Level, Meta, Put, Record
-from kvstore.ring import new_ring
 from kvstore.server.cluster.topology import ClusterTopology
 from kvstore.server.peer import frames, server
 from kvstore.server.peer.frames import Lane, Operations, Results
 from kvstore.server.peer.server import PeerConnection
 from kvstore.types import PartitionId, ServerId
 from tests.partition.one_partition import Partition
+from tests.ring.rings import new_ring
 from tests.server.peer.test_links import Stream
 
 GET, PUT = int(Code.GET), int(Code.PUT)

@@ -14,12 +14,13 @@ from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import MetadataStore, ensure_path
 from kvstore.partition.election.ranking import Published
-from kvstore.ring import Ring, codec, new_ring
+from kvstore.ring import Ring, codec
 from kvstore.server.cluster.topology import ClusterTopology, Member
 from kvstore.server.cluster.version_follower import VersionFollower
 from kvstore.server.placement.retirement import ledgers_made_for, remove_rest, set_apart
 from kvstore.server.placement.steward import Steward
 from kvstore.types import PartitionId, Seq, ServerId
+from tests.ring.rings import new_ring
 from tests.waiting import wait_until
 
 P1, P2, P3 = PartitionId("p1"), PartitionId("p2"), PartitionId("p3")

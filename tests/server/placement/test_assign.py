@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from kvstore.ring import Ring, new_ring
+from kvstore.ring import Ring
 from kvstore.ring.replicas import begin_replacing, drain
 from kvstore.server.placement.assign import COMING_MAX, Begin, Finish, Forget, GiveUp, decide, homeless, replicas_held
 from kvstore.server.placement.newcomers import NOTHING, STUCK_S, Newcomers
 from kvstore.types import PartitionId, ServerId
+from tests.ring.rings import new_ring
 
 N1, N2, N3, N4, N5 = (ServerId(f"n{i}") for i in range(1, 6))
 THREE = dict.fromkeys((N1, N2, N3), "")

@@ -10,13 +10,13 @@ import pytest
 from kvstore.errors import NoSuchNode
 from kvstore.meta import paths
 from kvstore.meta.ledgers import LedgerStore
-from kvstore.ring import new_ring
 from kvstore.ring.replicas import drain
 from kvstore.server.placement import steward as module
 from kvstore.server.placement.retirement import partitions_kept
 from kvstore.types import LedgerId
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.pins import Pins
+from tests.ring.rings import new_ring
 from tests.server.placement.stewards import N1, N2, N3, N4, P1, P2, P3, World, looks, remove_log
 from tests.server.placement.test_steward import log_of, retire
 from tests.waiting import PATIENCE_S, wait_until

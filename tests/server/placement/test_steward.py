@@ -10,7 +10,7 @@ import pytest
 from kvstore.meta import paths
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.store import ensure_path
-from kvstore.ring import Pace, PartitionState, Ring, new_ring, plan, steps
+from kvstore.ring import Pace, PartitionState, Ring, plan, steps
 from kvstore.ring.replicas import begin_replacing, drain
 from kvstore.server.cluster.topology import Member
 from kvstore.server.placement import steward as module
@@ -21,7 +21,7 @@ from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata,
 from kvstore.wal.creator import OWNER_KEY
 from kvstore.wal.lists import LedgerLists, ReadersLists
 from kvstore.wal.pins import Pins
-from tests.ring.rings import advance
+from tests.ring.rings import advance, new_ring
 from tests.server.placement.stewards import N1, N2, N3, N4, N5, P1, P2, P3, World, looks, remove_log
 from tests.waiting import wait_until
 

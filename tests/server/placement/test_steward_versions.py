@@ -9,12 +9,12 @@ import pytest
 from kvstore.meta import paths
 from kvstore.meta.store import ensure_path
 from kvstore.partition.election.ranking import Published
-from kvstore.ring import new_ring
 from kvstore.ring.replicas import begin_replacing, drain
 from kvstore.server.cluster.cluster_version import ClusterVersion, ClusterVersionStore
 from kvstore.server.placement.steward import LATELY_S
 from kvstore.types import Seq, ServerId
 from tests.meta.drivers import LaggingStore
+from tests.ring.rings import new_ring
 from tests.server.placement.stewards import N1, N2, N3, N4, P1, P2, World, looks
 from tests.waiting import wait_until
 

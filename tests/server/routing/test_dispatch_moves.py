@@ -12,14 +12,15 @@ from kvstore.errors import InvalidRequest, Moved, NotLeader, OutcomeUnknown, Una
 from kvstore.partition.state import commands
 from kvstore.partition.state.commands import NOT_NOW, Level, NotNow, Op, Sink
 from kvstore.ring import Ring, plan, steps
-from kvstore.ring.hashing import MURMUR3
 from kvstore.ring.moves import MoveId
 from kvstore.server.routing.ports import LocalReplica
 from kvstore.types import PartitionId, ServerId
+from tests.ring.rings import unit_of
 from tests.server.routing.test_dispatch import has_arrived, has_lost, kill, result_of, send
 from tests.server.servers import Servers, servers
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.usefixtures("key_hash")
 P1, P2 = PartitionId("p1"), PartitionId("p2")
 
 
@@ -53,8 +54,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Servers]:
 
 def flipped(ring: Ring, key: bytes) -> Ring:
     """Return a ring in which p1's range around the key has moved to p2."""
-    token = MURMUR3.token_of(key)
-    ring = plan.shift_range(ring, token, token, P2)
+    ring = plan.shift_range(ring, *unit_of(ring.hash, key), P2)
     (id_,) = ring.moves
     return steps.finish(steps.flip(steps.begin(ring, MoveId(id_), 1), MoveId(id_)), MoveId(id_))
 

@@ -10,7 +10,7 @@ import pytest
 
 from kvstore.errors import InvalidRequest, NotLeader
 from kvstore.partition.state.commands import Count, Level, Op, Scan, ScanTokens
-from kvstore.ring.builder import new_ring
+from kvstore.ring import builder
 from kvstore.ring.hashing import SLOTS_HASH, TOKENS, slot_of
 from kvstore.ring.ring import Ring
 from kvstore.server.routing import keys
@@ -29,6 +29,7 @@ from kvstore.server.routing.keys import (
     within,
 )
 from kvstore.types import PartitionId, ServerId
+from tests.ring.rings import new_ring
 
 
 @pytest.mark.parametrize(
@@ -128,7 +129,7 @@ async def test_page_referred_to_the_leader_is_read_there(walk: Any) -> None:
 
 async def test_pages_of_a_slot_end_at_its_last_token() -> None:
     """Neighbouring slots belong to the same partition, and a slot may need several pages."""
-    ring = new_ring([PartitionId("p1")], {ServerId("n1"): ""}, 1, SLOTS_HASH)
+    ring = builder.new_ring([PartitionId("p1")], {ServerId("n1"): ""}, 1, SLOTS_HASH)
     stored = [b"key%d" % number for number in range(200_000)]
     slot = slot_of(stored[0])
     mine = {key for key in stored if slot_of(key) == slot}

@@ -11,11 +11,11 @@ import pytest
 
 from kvstore.errors import ConditionFailed, Conflict, InvalidRequest, OutcomeUnknown, StoreError, Unavailable
 from kvstore.partition.state.commands import Check, Flag, Get, Meta, Op, Put, Record, Sink, Transact
-from kvstore.ring.builder import new_ring
 from kvstore.server.cluster.topology import ClusterTopology
 from kvstore.server.routing import read_transaction
 from kvstore.server.routing.read_transaction import LOCKS_MAX, only_reads_several, read_together
 from kvstore.types import PartitionId, ServerId
+from tests.ring.rings import new_ring
 
 PARTITIONS = [PartitionId(f"p{number}") for number in range(1, 19)]
 

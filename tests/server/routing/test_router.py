@@ -10,7 +10,6 @@ import pytest
 
 from kvstore.errors import Moved, NotLeader, StoreError
 from kvstore.partition.state import commands
-from kvstore.ring.builder import new_ring
 from kvstore.server.cluster.topology import ClusterTopology
 from kvstore.server.peer.refusals import UnreceivedRefusals
 from kvstore.server.routing import events, redirects, waiting_lines
@@ -21,6 +20,7 @@ from kvstore.server.routing.redirects import WAIT_S
 from kvstore.server.routing.router import Router
 from kvstore.server.routing.routes import ASK_AGAIN_S, Routes
 from kvstore.types import PartitionId, ServerId
+from tests.ring.rings import new_ring
 from tests.server.routing.world import ClientSink, World
 
 SEEDS = range(150)

@@ -16,8 +16,6 @@ from kvstore.errors import Moved, NotLeader, StoreError
 from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Code, Op, Sink
 from kvstore.ring import Ring, plan, steps
-from kvstore.ring.builder import new_ring
-from kvstore.ring.hashing import MURMUR3
 from kvstore.ring.moves import MoveId
 from kvstore.server.cluster.topology import ClusterTopology
 from kvstore.server.peer.refusals import UnreceivedRefusals
@@ -27,6 +25,7 @@ from kvstore.server.routing.large_reads import BYTES_AT_ONCE
 from kvstore.server.routing.pending import PeerSink
 from kvstore.server.routing.router import Router
 from kvstore.types import PartitionId, ServerId
+from tests.ring.rings import new_ring, unit_of
 
 P1, P2 = PartitionId("p1"), PartitionId("p2")
 NAMES = [ServerId(f"n{number}") for number in (1, 2, 3)]
@@ -327,10 +326,10 @@ class World:
 
     def move(self) -> None:
         """Move the key in the logs, and then in the ring."""
-        key, token = self.keys[0], MURMUR3.token_of(self.keys[0])
+        key = self.keys[0]
         target = P2 if self.truth.owner[key] == P1 else P1
         self.truth.owner[key] = target
-        ring = plan.shift_range(self.truth.ring, token, token, target)
+        ring = plan.shift_range(self.truth.ring, *unit_of(self.truth.ring.hash, key), target)
         (id_,) = ring.moves
         ring = steps.flip(steps.begin(ring, MoveId(id_), 1), MoveId(id_))
         self.truth.ring = steps.finish(ring, MoveId(id_))

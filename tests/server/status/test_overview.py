@@ -9,11 +9,11 @@ from kvstore.meta.registration import RegisteredBookies
 from kvstore.proto import admin_pb2
 from kvstore.proto.admin_pb2 import ClusterReport, NodeReport
 from kvstore.ring import plan
-from kvstore.ring.builder import new_ring
 from kvstore.ring.moves import Pace
 from kvstore.server.cluster.topology import ClusterTopology, Member
 from kvstore.server.status.overview import STUCK_S, ClusterSurvey, node_of, report_of_cluster
 from kvstore.types import BookieId, PartitionId, ServerId
+from tests.ring.rings import new_ring
 
 N1, N2, N3 = (ServerId(f"n{number}") for number in (1, 2, 3))
 P1, P2 = PartitionId("p1"), PartitionId("p2")

@@ -21,7 +21,6 @@ from kvstore.env.events import wait_within
 from kvstore.env.transport import TcpTransport
 from kvstore.meta.registration import RegisteredBookies
 from kvstore.proto.admin_pb2 import ClusterReport, LedgersResponse, NodeReport
-from kvstore.ring.builder import new_ring
 from kvstore.server.cluster.topology import ClusterTopology, Member
 from kvstore.server.http.listener import HttpListener
 from kvstore.server.status.overview import ClusterSurvey, report_of_cluster
@@ -29,6 +28,7 @@ from kvstore.server.ui.dashboard import Dashboard
 from kvstore.server.ui.details import DetailPages
 from kvstore.types import BookieId, PartitionId, ServerId
 from tests.browser import CHROMIUM, tab_of
+from tests.ring.rings import new_ring
 from tests.server.http.test_listener import Shown
 from tests.server.ui.made import made_details
 

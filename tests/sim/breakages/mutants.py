@@ -45,6 +45,7 @@ from kvstore.partition.state.retry_table import RetryTable
 from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.transfer import StateExport
 from kvstore.proto.bookkeeper import Status
+from kvstore.ring import placement
 from kvstore.server.clock import clock_judge
 from kvstore.server.clock.clock_judge import ClockJudge, PeerClock
 from kvstore.server.clock.clock_sync import JudgedClock
@@ -75,6 +76,7 @@ from tests.sim.stories.stories_of_dates import (
 from tests.sim.stories.stories_of_leads import retry_after_a_snapshot, successor_lags_behind
 from tests.sim.stories.stories_of_lists import list_written_late, power_fails_before_the_sync
 from tests.sim.stories.stories_of_liveness import leader_whose_disk_hangs, leader_whose_loop_is_blocked
+from tests.sim.strikes.knobs import MACHINES
 from tests.sim.world import death
 from tests.sim.world.death import SimDeathWatch
 from tests.sim.world.engines import SimEngine
@@ -240,6 +242,15 @@ def _early_certificate(patch: pytest.MonkeyPatch) -> None:
 
 
 from_wal("the LAC is ahead", *ZOMBIES, "kill_leader", "resets")
+from_wal("two processes of a machine get copies of an entry", nodes=5, machines=MACHINES)
+
+
+# docs/protocol.md H15
+@mutant("two processes of a machine get replicas of a partition", nodes=5, machines=MACHINES)
+def _process_as_machine(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(placement, "machine_of", lambda node: node)
+
+
 from_wal("the list is written without compare", story=list_written_late, roll_entries=8)
 from_wal("a takeover recovers the last ledger only", "kill_leader", "kill_all", log__roll_entries=3)
 from_wal("a rolled ledger is not listed", log__roll_entries=8)

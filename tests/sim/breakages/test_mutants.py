@@ -14,6 +14,10 @@ from tests.sim.breakages.mutants import ELEVEN
 SEEDS = range(20)
 ANSWERS = ("columns follow the engine alone", "lost writes are told as refused", "RETURN_OLD answers nothing")
 """Breakages of answers that `make test` plays: of a fast path, a refusal and a result."""
+OF_MACHINES = (
+    "two processes of a machine get copies of an entry",
+    "two processes of a machine get replicas of a partition",
+)
 pytestmark = [pytest.mark.sim]
 
 
@@ -26,7 +30,7 @@ def _quiet() -> Iterator[None]:
     logger.setLevel(before)
 
 
-@pytest.mark.parametrize("name", [*ELEVEN, *ANSWERS])
+@pytest.mark.parametrize("name", [*ELEVEN, *ANSWERS, *OF_MACHINES])
 def test_breakage_is_noticed_and_nothing_else(name: str) -> None:
     found = noticed(name, SEEDS)
     assert found is not None, f"none of {len(SEEDS)} seeds noticed"

@@ -24,6 +24,7 @@ from kvstore.partition.state.commands import NOT_NOW, Code, Expire, Flag, Level,
 from kvstore.partition.state.retry_table import RetryTable
 from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.traits import IN_BATCH, INTERNAL, READS
+from kvstore.ring.hashing import HASHES, KeyHash
 from kvstore.server.peer.link import PeerLink
 from kvstore.server.routing.router import Router
 from tests.sim.judges.code_paths import CODE_PATHS, CodePath
@@ -60,6 +61,7 @@ def _expected() -> Iterator[str]:
     for part in sorted(IN_BATCH):
         yield f"BATCH of {Code(part).name}"
         yield f"TRANSACT of {Code(part).name}"
+    yield from (f"SCAN_TOKENS with {name}" for name in HASHES)
     yield from ("TRANSACT in one partition", "TRANSACT in several partitions", "TRANSACT that only reads")
     yield from (
         "TRANSACT refused by a conflict",
@@ -80,8 +82,8 @@ TRANSACTION_OPERATIONS = tuple(name for name in OPERATIONS if name.startswith("T
 """Each must be answered in some run of transactions (tests/sim/transacting/swarm.py)."""
 
 
-def asked(operations: Iterable[Operation]) -> Counter[str]:
-    """Return how often each of OPERATIONS was answered."""
+def asked(operations: Iterable[Operation], hash: KeyHash) -> Counter[str]:
+    """Return how often each of OPERATIONS was answered in a run with this key hash."""
     found: Counter[str] = Counter()
     for operation in operations:
         if operation.status is Status.OK:
@@ -90,6 +92,7 @@ def asked(operations: Iterable[Operation]) -> Counter[str]:
             found["INCREMENT refused"] += 1
         if any(isinstance(error, Conflict) for error, _ in operation.errors):
             found["TRANSACT refused by a conflict"] += 1
+    found[f"SCAN_TOKENS with {hash.name}"] = found["SCAN_TOKENS"]
     return found
 
 
@@ -217,12 +220,21 @@ TRANSACTION_PATHS: dict[str, CodePath] = {
     "a partition is pinned": CodePath(Pinning, "_take", _has_succeeded),
 }
 """Each must be taken in some run of transactions."""
-declare(*(f"path: {name}" for name in PATHS | TRANSACTION_PATHS))
+
+
+def paths_with(hash: KeyHash) -> dict[str, CodePath]:
+    """Return the paths that must be taken in some run of transactions with this key hash."""
+    names = ("a range has moved", "a partition is pinned")
+    return {f"{name} with {hash.name}": TRANSACTION_PATHS[name] for name in names}
+
+
+_ALL = PATHS | TRANSACTION_PATHS | {name: path for hash in HASHES.values() for name, path in paths_with(hash).items()}
+declare(*(f"path: {name}" for name in _ALL))
 
 
 def taken() -> Counter[str]:
-    """Return how often each of PATHS and TRANSACTION_PATHS was taken since the process began."""
-    return Counter({name: hits[f"path: {name}"] for name in PATHS | TRANSACTION_PATHS})
+    """Return how often each path was taken since the process began."""
+    return Counter({name: hits[f"path: {name}"] for name in _ALL})
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,4 +257,4 @@ class Expected:
 
 
 PLAIN = Expected(25, OPERATIONS, PATHS)
-TRANSACTING = Expected(500, TRANSACTION_OPERATIONS, TRANSACTION_PATHS, tuple(sorted(FAULTS)))
+TRANSACTING = Expected(500, TRANSACTION_OPERATIONS, [each for each in _ALL if each not in PATHS], tuple(sorted(FAULTS)))

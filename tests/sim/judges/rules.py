@@ -1,5 +1,5 @@
 """Rules for every write to the metadata store, checked at each write (docs/protocol.md: ledgers L1 to L9, the list
-G1 to G3 and G25, the end of a partition H5)."""
+G1 to G3 and G25, the end of a partition H5, machines H15 and W10)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import orjson
 
 from kvstore.meta import ledger_metadata, paths
 from kvstore.ring import PartitionState, Ring, decode
-from kvstore.types import NO_ENTRY, EntryId, LedgerId, LedgerMetadata, LedgerState, PartitionId, Position
+from kvstore.types import NO_ENTRY, EntryId, LedgerId, LedgerMetadata, LedgerState, PartitionId, Position, machine_of
 from kvstore.wal import list_codec
 from kvstore.wal.ledger_list import LedgerList, Listed
+from kvstore.wal.placement import machine_count
 
 _LOG = re.compile(re.escape(paths.PARTITIONS) + r"/([^/]+)/log")
 _STEPS = {
@@ -86,6 +87,9 @@ class MetadataRules:
             return
         after = ledger_metadata.decode(ledger, data)
         self.ledgers[ledger] = after
+        for each in after.fragments:
+            distinct = machine_count(each.ensemble) == len(each.ensemble)
+            self._expect(distinct, "W10 an ensemble has one bookie of each machine", (ledger, each))
         if before is None:
             fresh = after.state is LedgerState.OPEN and len(after.fragments) == 1
             self._expect(fresh, "L1 a ledger begins open, with one fragment", after)
@@ -130,6 +134,10 @@ class MetadataRules:
                 left = [ledger for ledger in mine if ledger in self.ledgers and ledger not in self.kept]
                 self._expect(not left, "H5 its ledgers are deleted first", (partition, left))
         for partition, member in after.partitions.items():
+            for moved in map(set, zip(*member.replacing, strict=True)) if member.replacing else (set(),):
+                kept = [server for server in member.replicas if server not in moved]
+                distinct = len(set(map(machine_of, kept))) == len(kept)
+                self._expect(distinct, "H15 a machine has one replica of a partition", (partition, member))
             if member.state is PartitionState.RETIRED:
                 busy = partition in after.tokens.values() or any(
                     partition in (m.source, m.target) for m in after.moves.values()

@@ -8,13 +8,14 @@ from typing import Any
 from kvstore.errors import Corrupted
 from kvstore.proto.bookkeeper import Status
 from kvstore.proto.digest import EntryDigest
-from kvstore.types import BookieId, EntryId, LedgerMetadata, LedgerState
+from kvstore.types import BookieId, EntryId, LedgerMetadata, LedgerState, machine_of
+from kvstore.wal.placement import machine_of_bookie
 from tests.sim.cluster import Cluster
 
 
 def scrub(cluster: Cluster) -> None:
     """Report a broken rule for each entry of a listed ledger that lacks copies or has two payloads. All bookies must
-    be up. An entry may lack the copy on the one wiped or damaged disk until the copy is made again."""
+    be up. An entry may lack the copy on the machine with wiped or damaged disks until the copy is made again."""
     bookies = [node.served.bookie for node in cluster.nodes if node.served]
     storages = {bookie.id: bookie.storage for bookie in bookies if bookie is not None}
     for partition, lines in sorted(cluster.rules.lists.items()):
@@ -30,8 +31,8 @@ def _check_entry(
     cluster: Cluster, metadata: LedgerMetadata, entry: EntryId, storages: dict[BookieId, Any], what: str
 ) -> None:
     copies = _copies(metadata, entry, storages)
-    lossy = "" if cluster.lossy is None else f"{cluster.lossy.name}-"
-    lost = sum(bool(lossy) and bookie.startswith(lossy) for bookie in metadata.write_set(entry))
+    lossy = None if cluster.lossy is None else machine_of(cluster.lossy.name)
+    lost = sum(machine_of_bookie(bookie) == lossy for bookie in metadata.write_set(entry))
     held = {bookie: packet for bookie, packet in copies.items() if bookie in metadata.write_set(entry)}
     if len(held) < metadata.quorum.ack - lost:
         cluster.broken(f"L11 {what} is only on {sorted(copies)} of {metadata}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from random import Random
 from typing import Any
@@ -20,7 +21,7 @@ from kvstore.partition.state import commands, rows
 from kvstore.partition.state.commands import Code, Flag, Level
 from kvstore.partition.state.tokens import TokenSpan, spans_of
 from kvstore.ring import Member, PartitionState, Ring, new_ring, plan
-from kvstore.ring.hashing import TOKENS, KeyHash
+from kvstore.ring.hashing import HASHES, MURMUR3, SLOTS_HASH, TOKENS, KeyHash
 from kvstore.server.cluster.ring_store import change_ring
 from kvstore.types import PartitionId, ServerId
 from tests.sim.clients import Identity, Worker
@@ -31,7 +32,7 @@ from tests.sim.judges.operations import Operation, Status
 from tests.sim.nodes import Node, small_journals
 from tests.sim.run import all_serve, heal, until_broken
 from tests.sim.spaces.tenants import Tenants, check_counts
-from tests.sim.strikes.knobs import HASH, Knobs
+from tests.sim.strikes.knobs import Knobs
 from tests.sim.versions import check_versions
 from tests.sim.watching import watching
 from tests.sim.world.disk import DiskConfig
@@ -184,7 +185,7 @@ class World:
         for node in self.cluster.nodes:
             for partition in node.leads:
                 replica = node.replica(partition)
-                if replica is not None and replica.mover is not None:
+                if replica is not None:
                     found.append((node.name, partition, replica.mover.statistics(), replica.state.ownership))
         return found
 
@@ -192,7 +193,7 @@ class World:
         for node in self.cluster.nodes:
             for partition in self.cluster.partitions:
                 replica = node.replica(partition)
-                if replica is not None and replica.mover is not None:
+                if replica is not None:
                     yield node, replica.mover
 
     def leader_of(self, partition: PartitionId) -> Node | None:
@@ -312,6 +313,13 @@ def _translated(operation: Operation) -> history.Operation | None:
 # ── runs ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 Story = Callable[[World, Users], Coroutine[Any, Any, None]]
+each_hash = pytest.mark.parametrize("hash", HASHES.values(), ids=lambda each: each.name)
+"""Runs a story with each key hash."""
+
+
+def hash_for(number: int) -> KeyHash:
+    """Return the key hash for one of many cases of a story, so that they have both."""
+    return (MURMUR3, SLOTS_HASH)[number % 2]
 
 
 def play(
@@ -325,13 +333,16 @@ def play(
     network: NetworkConfig | None = None,
     disk: DiskConfig | None = None,
     pause_s: float = 0.01,
+    hash: KeyHash | None = None,
 ) -> None:
     """Start a cluster, let users work and the story happen, stop the users, and judge everything. Raises the
-    failure. `pause_s`: mean time in seconds between two operations of a user; long stories use longer pauses and
-    have as many operations."""
+    failure. `pause_s` is the mean time in seconds between two operations of a user; long stories use longer pauses and
+    have as many operations. `hash` replaces the key hash of the knobs."""
+    knobs = knobs or Knobs()
+    knobs = replace(knobs, hash=hash or knobs.hash)
     with SimWorld(seed, network=network, disk=disk) as world:
         try:
-            world.run(_guarded(world, knobs or Knobs(), story, users, keys, counters, pause_s), limit_s=600.0)
+            world.run(_guarded(world, knobs, story, users, keys, counters, pause_s), limit_s=600.0)
         except BaseException as error:
             error.add_note(world.trace.tail(40))
             raise
@@ -382,24 +393,23 @@ async def _scenario(
 # ── one range ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def keys_in(span: TokenSpan, count: int, prefix: bytes, hash: KeyHash = HASH) -> tuple[bytes, ...]:
-    """Return the first `count` keys with this prefix whose tokens are in the range."""
-    found = (key for number in range(1_000_000) if span.holds(hash.token_of(key := b"%b%d" % (prefix, number))))
+def keys_in(span: TokenSpan, count: int, prefix: bytes) -> tuple[bytes, ...]:
+    """Return the first `count` keys with this prefix whose tokens are in the range by each key hash."""
+    keys = (b"%b%d" % (prefix, number) for number in range(1_000_000))
+    found = (key for key in keys if all(span.holds(hash.token_of(key)) for hash in HASHES.values()))
     return tuple(islice(found, count))
 
 
-def unit_of(hash: KeyHash, key: bytes) -> TokenSpan:
-    """Return the smallest range that can move with the key."""
-    first = hash.token_of(key) // hash.unit * hash.unit
-    return TokenSpan(first, first + hash.unit - 1)
-
-
 def first_range(owner: str, partitions: int, nodes: int = 3) -> TokenSpan:
-    """Return a range that `owner` has in a new ring, as large as one move may be."""
+    """Return a range that `owner` has in a new ring of each key hash, as large as one move may be."""
     ids = [PartitionId(f"p{number + 1}") for number in range(partitions)]
-    ring = new_ring(ids, {ServerId(f"n{number + 1}"): "" for number in range(nodes)}, min(3, nodes), HASH)
-    first, last = max(spans_of(ring, PartitionId(owner)), key=lambda span: span.last - span.first)
-    return TokenSpan(first, min(last, first + plan.MOVE_TOKENS_MAX - 1))
+    servers = {ServerId(f"n{number + 1}"): "" for number in range(nodes)}
+    rings = [new_ring(ids, servers, min(3, nodes), hash) for hash in HASHES.values()]
+    spans = [max(spans_of(ring, PartitionId(owner)), key=lambda span: span.last - span.first) for ring in rings]
+    unit = SLOTS_HASH.unit  # by murmur3, a range may end within a slot
+    first = -(-max(span.first for span in spans) // unit) * unit
+    end = min(1 + min(span.last for span in spans), first + plan.MOVE_TOKENS_MAX) // unit * unit
+    return TokenSpan(first, end - 1)
 
 
 # ── accidents ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,26 +1,33 @@
-"""The balancer moves leads, replicas and ranges while faults strike: every key stays, and every token has one owner."""
+"""The balancer moves leads, replicas and ranges while faults strike: every key stays, every token has one owner, and no
+machine has two replicas of a partition."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from dataclasses import replace
 
 import pytest
 
+from kvstore.ring import MURMUR3, SLOTS_HASH, KeyHash
+from kvstore.ring import replicas as ring_replicas
 from kvstore.server.balance import judge, leads, ranges
 from kvstore.server.balance.balancer import Balancer
 from kvstore.server.balance.step import Goal, Step
 from kvstore.server.balance_config import BalanceConfig, BalanceMode
+from kvstore.server.placement import balancing
+from tests.sim.cluster import RuleBroken
 from tests.sim.moving.moves import LONG_PAUSE_S, Users, World, play
 from tests.sim.strikes.faults import Chaos
-from tests.sim.strikes.knobs import Knobs
+from tests.sim.strikes.knobs import MACHINES, Knobs
 
 pytestmark = [pytest.mark.sim, pytest.mark.slow]
 
 AUTO = BalanceConfig(mode=BalanceMode.AUTO, settle_s=1.0, moves_per_hour=240)
 KNOBS = Knobs(
-    nodes=4,
+    nodes=5,
+    machines=MACHINES,
     partitions=4,
     balance=AUTO,
     faults=("kill_leader", "hand_over", "pause", "session_expiry", "cut_a_link"),
@@ -57,8 +64,20 @@ async def balance_in_trouble(world: World, users: Users) -> None:
             await node.served.balancer.close()
 
 
-@pytest.mark.parametrize("seed", [1])
-def test_balancer_under_faults_loses_nothing(seed: int, made: Counter[Goal]) -> None:
-    knobs = replace(KNOBS, partition=replace(KNOBS.partition, lead_back_s=1.0))
+async def balance_in_peace(world: World, users: Users) -> None:
+    await asyncio.sleep(world.cluster.knobs.chaos_s)
+
+
+@pytest.mark.parametrize(("seed", "hash"), [(1, SLOTS_HASH), (2, MURMUR3)])
+def test_balancer_under_faults_loses_nothing(seed: int, hash: KeyHash, made: Counter[Goal]) -> None:
+    knobs = replace(KNOBS, hash=hash, partition=replace(KNOBS.partition, lead_back_s=1.0))
     play(seed, balance_in_trouble, knobs, users=4, pause_s=LONG_PAUSE_S)
     assert made, "no step was made"
+
+
+# docs/protocol.md H15
+def test_balancer_that_ignores_machines_is_noticed(made: Counter[Goal], monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (balancing, ring_replicas):
+        monkeypatch.setattr(module, "may_replace", lambda newcomer, _leaving, replicas: newcomer not in replicas)
+    with pytest.raises(RuleBroken, match="H15 a machine has one replica of a partition"):
+        play(1, balance_in_peace, KNOBS, users=4, pause_s=LONG_PAUSE_S)

@@ -10,9 +10,19 @@ from kvstore.partition.config import PartitionConfig
 from kvstore.partition.moves.import_driver import Means
 from kvstore.partition.moves.import_steps import ImportStep
 from kvstore.partition.state import commands
-from kvstore.ring import Pace, steps
+from kvstore.ring import KeyHash, Pace, steps
 from kvstore.server.routing import keys
-from tests.sim.moving.moves import LONG_PAUSE_S, Users, World, at_each_step, first_range, keys_in, play
+from tests.sim.moving.moves import (
+    LONG_PAUSE_S,
+    Users,
+    World,
+    at_each_step,
+    each_hash,
+    first_range,
+    hash_for,
+    keys_in,
+    play,
+)
 from tests.sim.moving.moves_accidents import Accident, asker, crash
 from tests.sim.strikes.knobs import Knobs
 
@@ -37,9 +47,9 @@ async def join_one(world: World, users: Users) -> None:
     await world.moved()
 
 
-@pytest.mark.parametrize("seed", [0])
-def test_partition_joins_under_load(seed: int) -> None:
-    play(seed, join_one, pause_s=LONG_PAUSE_S)
+@each_hash
+def test_partition_joins_under_load(hash: KeyHash) -> None:
+    play(0, join_one, pause_s=LONG_PAUSE_S, hash=hash)
 
 
 # docs/protocol.md M13
@@ -59,7 +69,7 @@ def test_move_survives_crash(step: str, parties: tuple[str, ...]) -> None:
         assert accident.has_struck, f"the step {step} never happened: {accident.seen}"
 
     with at_each_step(accident.reached):
-        play(len(step), move_one, TWO, users=4, keys=KEYS, counters=COUNTERS)
+        play(len(step), move_one, TWO, users=4, keys=KEYS, counters=COUNTERS, hash=hash_for(len(step)))
 
 
 async def chain(world: World, users: Users) -> None:
@@ -69,8 +79,10 @@ async def chain(world: World, users: Users) -> None:
         await world.moved()
 
 
-def test_range_moves_away_and_comes_back() -> None:
-    play(3, chain, Knobs(partitions=3), keys=keys_in(SPAN_OF_3, 8, b"k"), counters=keys_in(SPAN_OF_3, 3, b"c"))
+@each_hash
+def test_range_moves_away_and_comes_back(hash: KeyHash) -> None:
+    keys, counters = keys_in(SPAN_OF_3, 8, b"k"), keys_in(SPAN_OF_3, 3, b"c")
+    play(3, chain, Knobs(partitions=3), keys=keys, counters=counters, hash=hash)
 
 
 @pytest.mark.slow
@@ -112,7 +124,7 @@ def test_move_cancelled_halfway_leaves_nothing_or_ends(step: str) -> None:
         assert accident.has_struck
 
     with at_each_step(accident.reached):
-        play(len(step), cancel_one, TWO, users=4, keys=KEYS, counters=COUNTERS)
+        play(len(step), cancel_one, TWO, users=4, keys=KEYS, counters=COUNTERS, hash=hash_for(len(step)))
 
 
 def test_cancelled_move_without_release_leaves_range_in_place() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.sim.moving.moves import LONG_PAUSE_S, Users, World, play
 from tests.sim.strikes.faults import FAULTS, Chaos
-from tests.sim.strikes.knobs import Knobs, draw
+from tests.sim.strikes.knobs import Knobs, draw, drawn_hash, perhaps_processes
 
 pytestmark = [pytest.mark.sim, pytest.mark.slow]
 
@@ -22,7 +22,9 @@ def drawn(seed: int) -> Knobs:
     knobs = draw(random, names)
     partitions, faults = random.choice((1, 2)), tuple(random.sample(names, random.choice((1, 2, 3))))
     partition = replace(knobs.partition, retry_window_ms=600_000, retry_bytes_max=64 << 20, retry_results_max=1024)
-    return replace(knobs, partitions=partitions, faults=faults, partition=partition)
+    knobs = replace(knobs, partitions=partitions, faults=faults, partition=partition)
+    random = Random(f"moves/{seed}/cluster")
+    return perhaps_processes(replace(knobs, hash=drawn_hash(random)), random)
 
 
 async def join_in_trouble(world: World, users: Users) -> None:

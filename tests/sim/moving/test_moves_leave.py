@@ -9,13 +9,13 @@ import pytest
 
 from kvstore.meta import paths
 from kvstore.partition.moves.import_driver import Means
-from kvstore.ring import Pace, PartitionState, steps
+from kvstore.ring import KeyHash, Pace, PartitionState, steps
 from kvstore.server.placement import steward
 from kvstore.types import PartitionId
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.pins import Pins
 from tests.sim.cluster import RuleBroken
-from tests.sim.moving.moves import LONG_PAUSE_S, Users, World, at_each_step, play
+from tests.sim.moving.moves import LONG_PAUSE_S, Users, World, at_each_step, each_hash, hash_for, play
 from tests.sim.moving.moves_accidents import crash
 from tests.sim.moving.test_moves import ON_THE_WAY
 from tests.sim.moving.test_moves_chaos import drawn
@@ -37,8 +37,9 @@ async def leave_one(world: World, users: Users) -> None:
     assert world.ring.retired == (P2,)
 
 
-def test_partition_leaves_under_load() -> None:
-    play(1, leave_one, TWO, pause_s=LONG_PAUSE_S)
+@each_hash
+def test_partition_leaves_under_load(hash: KeyHash) -> None:
+    play(1, leave_one, TWO, pause_s=LONG_PAUSE_S, hash=hash)
 
 
 def test_remains_of_retired_partition_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +114,7 @@ def test_leave_survives_crash_at_each_step(parties: tuple[str, ...]) -> None:
         assert strikes.left == []
 
     with at_each_step(strikes.reached):
-        play(2, leave_in_trouble, TWO, users=4, pause_s=LONG_PAUSE_S)
+        play(2, leave_in_trouble, TWO, users=4, pause_s=LONG_PAUSE_S, hash=hash_for(len(parties)))
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from kvstore.partition.state.tokens import Tokens
 from kvstore.server.routing.dispatch import Dispatcher
 from kvstore.server.routing.redirects import WAIT_S
 from kvstore.types import PartitionId
-from tests.sim.moving.moves import Users, World, at_each_step, first_range, keys_in, play
+from tests.sim.moving.moves import Users, World, at_each_step, first_range, hash_for, keys_in, play
 from tests.sim.moving.moves_accidents import asker, crash
 from tests.sim.moving.test_moves import TWO
 from tests.sim.nodes import Node
@@ -125,7 +125,7 @@ def moved_while_read(seed: int, at: str = "", strike: Callable[[World], None] | 
 
     struck: list[int] = []
     with at_each_step(reached):
-        play(seed, story, TWO, users=0, keys=(OTHER,), counters=())
+        play(seed, story, TWO, users=0, keys=(OTHER,), counters=(), hash=hash_for(seed))
     return waits
 
 

@@ -15,7 +15,7 @@ from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Append, RequestId, Transact
 from kvstore.partition.state.traits import home_key
 from tests.sim.clients import Identity, Worker
-from tests.sim.moving.moves import Users, World, at_each_step, first_range, keys_in, play
+from tests.sim.moving.moves import Users, World, at_each_step, first_range, hash_for, keys_in, play
 from tests.sim.moving.moves_accidents import asker
 from tests.sim.moving.test_moves import SPAN_OF_3
 from tests.sim.strikes.knobs import Knobs
@@ -103,7 +103,7 @@ def test_retried_transaction_gets_its_first_answer_while_its_home_moves(first_at
             each.reached(means, step, move)
 
     with at_each_step(reached):
-        play(5, story, THREE, users=0, keys=(), counters=())
+        play(5, story, THREE, users=0, keys=(), counters=(), hash=hash_for(len(first_at)))
     answers = running[0].answers
     assert answers.keys() >= {first_at, "after release", "after flip", "before drop", "at the end"}
     assert len({comparable(each) for each in answers.values()}) == 1, answers

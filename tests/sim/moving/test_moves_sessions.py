@@ -9,11 +9,12 @@ import pytest
 from kvstore.errors import StoreError
 from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Level
+from kvstore.ring import KeyHash
 from kvstore.server.cluster.ring_store import RingStore
 from kvstore.types import PartitionId
 from tests.sim.clients import Identity, Worker
 from tests.sim.judges.operations import Status
-from tests.sim.moving.moves import Users, World, first_range, keys_in, play
+from tests.sim.moving.moves import Users, World, each_hash, first_range, keys_in, play
 from tests.sim.moving.moves_accidents import asker
 from tests.sim.moving.test_moves import TWO
 
@@ -23,7 +24,8 @@ SPAN = first_range("p1", 2)
 (KEY,) = keys_in(SPAN, 1, b"k")
 
 
-def test_sessions_never_go_back_on_replica_that_was_down_during_moves() -> None:
+@each_hash
+def test_sessions_never_go_back_on_replica_that_was_down_during_moves(hash: KeyHash) -> None:
     answers: list[object] = []
 
     async def away_and_back(world: World, users: Users) -> None:
@@ -59,7 +61,7 @@ def test_sessions_never_go_back_on_replica_that_was_down_during_moves() -> None:
             assert record[1] >= written.result, f"{record} is older than {written}, after {answers}"
             answers.append(record[1])
 
-    play(5, away_and_back, TWO, users=0, keys=(KEY,), counters=())
+    play(5, away_and_back, TWO, users=0, keys=(KEY,), counters=(), hash=hash)
     assert any(isinstance(each, int) for each in answers)
     assert any(isinstance(each, StoreError) for each in answers), "it was never read before it had caught up"
 

@@ -1,10 +1,11 @@
 """Strikes a simulated cluster with faults and undoes each a little later. Faults compose: a plan is any set of them,
-and several may be active at once. The promises bound them: at most one disk is wiped or damaged in a run."""
+and several may be active at once. The promises bound them: the disks of at most one machine are wiped or
+damaged in a run."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from random import Random
 from typing import Any
 
@@ -63,13 +64,24 @@ class Chaos:
         chosen = leaders if leading and leaders else free
         return self.random.choice(chosen) if chosen else None
 
+    def a_machine(self) -> list[Node]:
+        """Return all nodes of a machine, mostly one. Empty if there is none on which all nodes run without a fault."""
+        node = self.a_node()
+        found = [] if node is None else self.cluster.machine(node)
+        return found if all(each.name not in self._busy and each.is_running for each in found) else []
+
     async def hold(self, node: Node, work: Awaitable[Any]) -> None:
         """Do `work` on a node while no other fault touches the node."""
-        self._busy.add(node.name)
+        await self.hold_these([node], work)
+
+    async def hold_these(self, nodes: Sequence[Node], work: Awaitable[Any]) -> None:
+        """Do `work` on some nodes while no other fault touches these nodes."""
+        names = {node.name for node in nodes}
+        self._busy |= names
         try:
             await work
         finally:
-            self._busy.discard(node.name)
+            self._busy -= names
 
     async def hold_all(self, work: Awaitable[Any]) -> None:
         """Do `work` on all nodes while no other fault touches any node."""
@@ -84,10 +96,10 @@ class Chaos:
         return asyncio.sleep(self.random.uniform(least, most))
 
     def may_lose_data_of(self, node: Node) -> bool:
-        """Return True for one node per run: the store promises to survive the loss of one disk."""
-        if self.cluster.lossy in (None, node):
+        """Return True for the nodes of one machine per run: the store promises to survive the loss of its disks."""
+        if self.cluster.lossy is None:
             self.cluster.lossy = node
-        return self.cluster.lossy is node
+        return node in self.cluster.machine(self.cluster.lossy)
 
     @property
     def is_free(self) -> bool:

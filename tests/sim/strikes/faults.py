@@ -25,10 +25,12 @@ WRITABLE_S, LOOK_S = 3.0, 0.1
 # ── processes ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def _down_and_up(chaos: Chaos, node: Node, **how: bool) -> None:
-    node.crash(**how)
+async def _down_and_up(chaos: Chaos, *nodes: Node, **how: bool) -> None:
+    for node in nodes:
+        node.crash(**how)
     await chaos.a_pause(0.01, 3.0)
-    node.start()
+    for node in nodes:
+        node.start()
 
 
 @fault
@@ -50,9 +52,9 @@ async def kill_leader(chaos: Chaos) -> None:
 @fault
 async def power_cut(chaos: Chaos) -> None:
     """A machine loses its unsynced data. Its peers see silence, not a reset."""
-    if (node := chaos.a_node()) is not None:
+    if nodes := chaos.a_machine():
         probe("fault.power_cut")
-        await chaos.hold(node, _down_and_up(chaos, node, power=True, silent=chaos.random.random() < 0.7))
+        await chaos.hold_these(nodes, _down_and_up(chaos, *nodes, power=True, silent=chaos.random.random() < 0.7))
 
 
 async def _all_down_and_up(chaos: Chaos, *, power: bool) -> None:
@@ -201,17 +203,19 @@ async def rolling_restart(chaos: Chaos) -> None:
 
 @fault
 async def wipe(chaos: Chaos) -> None:
-    """A node returns with an empty disk, only while all other nodes are healthy."""
-    node = chaos.a_node()
-    if node is None or not chaos.is_free or not chaos.may_lose_data_of(node):
+    """A machine returns with empty disks, only while all other machines are healthy."""
+    nodes = chaos.a_machine()
+    if not nodes or not chaos.is_free or not chaos.may_lose_data_of(nodes[0]):
         return
     probe("fault.wipe")
 
     async def replace_disk() -> None:
-        node.crash()
-        node.wipe()
+        for node in nodes:
+            node.crash()
+            node.wipe()
         await chaos.a_pause(0.01, 2.0)
-        node.start()
+        for node in nodes:
+            node.start()
         await chaos.a_pause(2.0, 4.0)
 
     await chaos.hold_all(replace_disk())

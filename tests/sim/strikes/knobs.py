@@ -21,6 +21,8 @@ from tests.sim.workloads import Load
 NO_AUDITOR = AutorecoveryConfig(auditor=False)
 HASH = SLOTS_HASH
 """Key hash of runs that draw none."""
+MACHINES = 3
+"""Number of machines of runs with several servers per machine: as many as a write has copies."""
 NO_BALANCER = BalanceConfig(mode=BalanceMode.OFF)
 
 
@@ -31,6 +33,8 @@ class Knobs:
     nodes: int = 3
     bookies: int = 0
     """Number of standalone bookies. If there are any, the other nodes are servers without bookies."""
+    machines: int = 0
+    """Number of machines, if some of them run several servers. 0: each server has its own."""
     older: int = 0
     """Number of servers that begin with the first release and are upgraded in the middle of the faults."""
     spaces: tuple[Namespace, ...] = ()
@@ -132,6 +136,12 @@ def draw(random: Random, faults: list[str]) -> Knobs:
 def perhaps_split(knobs: Knobs, random: Random) -> Knobs:
     """In an eighth of the runs, put servers and bookies on separate machines."""
     return replace(knobs, bookies=knobs.nodes) if random.random() < 1 / 8 else knobs
+
+
+def perhaps_processes(knobs: Knobs, random: Random) -> Knobs:
+    """In a third of the runs with more than three servers, put the servers on three machines."""
+    shares = random.random() < 1 / 3
+    return replace(knobs, machines=MACHINES) if shares and knobs.nodes > MACHINES else knobs
 
 
 def perhaps_older(knobs: Knobs, random: Random) -> Knobs:

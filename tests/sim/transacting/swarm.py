@@ -26,18 +26,19 @@ from kvstore.ring.moves import Pace
 from kvstore.ring.plan import shift_range
 from kvstore.ring.steps import set_pace
 from kvstore.types import PartitionId
+from tests.ring.rings import unit_of
 from tests.sim.cluster import Cluster
 from tests.sim.judges import checks
 from tests.sim.judges.code_paths import counting
 from tests.sim.judges.operations import Status
-from tests.sim.judges.reach import TRANSACTION_PATHS, asked
+from tests.sim.judges.reach import TRANSACTION_PATHS, asked, paths_with
 from tests.sim.judges.refusals import Refusals
 from tests.sim.judges.transactions import KINDS, check_values, is_of_transactors, steps_of
-from tests.sim.moving.moves import Users, World, unit_of
+from tests.sim.moving.moves import Users, World
 from tests.sim.nodes import small_journals
 from tests.sim.run import Outcome, all_serve, heal, power_cut_and_up, until_broken
 from tests.sim.strikes.faults import FAULTS, Chaos
-from tests.sim.strikes.knobs import Knobs, draw
+from tests.sim.strikes.knobs import Knobs, draw, drawn_hash, perhaps_processes
 from tests.sim.transacting.judging import REST_S_MAX, at_rest, judge_transactions
 from tests.sim.transacting.snapshots import Photographer
 from tests.sim.transacting.transactors import Transactors
@@ -92,7 +93,8 @@ def drawn(seed: int) -> tuple[Knobs, Plan]:
         # The users of moves rely on what the retry table remembers, and servers of one release know all moves.
         kept = replace(knobs.partition, retry_window_ms=600_000, retry_bytes_max=64 << 20, retry_results_max=1024)
         knobs = replace(knobs, partition=kept)
-    return knobs, plan
+    random = Random(f"transactions/{seed}/cluster")
+    return perhaps_processes(replace(knobs, hash=drawn_hash(random)), random), plan
 
 
 def run(seed: int, knobs: Knobs | None = None, plan: Plan | None = None, story: Story | None = None) -> Outcome:
@@ -118,8 +120,8 @@ def run(seed: int, knobs: Knobs | None = None, plan: Plan | None = None, story: 
 
 async def _guarded(world: SimWorld, outcome: Outcome, plan: Plan, story: Story) -> None:
     cluster = Cluster(world, outcome.knobs)
-    small = small_journals(outcome.knobs)
-    with watching(cluster.logbook, cluster.rules), counting(TRANSACTION_PATHS), small:
+    small, paths = small_journals(outcome.knobs), TRANSACTION_PATHS | paths_with(outcome.knobs.hash)
+    with watching(cluster.logbook, cluster.rules), counting(paths), small:
         await until_broken(cluster, _scenario(cluster, outcome, plan, story))
 
 
@@ -165,7 +167,8 @@ async def _scenario(cluster: Cluster, outcome: Outcome, plan: Plan, story: Story
     judge(cluster)
     for read in last:
         check_values({op.key: None if result is None else result[0] for op, result in steps_of(read)}, read)
-    outcome.statuses, outcome.asked = checks.count_statuses(cluster), asked(cluster.recorder.operations)
+    outcome.statuses = checks.count_statuses(cluster)
+    outcome.asked = asked(cluster.recorder.operations, cluster.knobs.hash)
     outcome.mutations = sum(len(entry.keys) for p in cluster.partitions for _, entry in cluster.logbook.entries_of(p))
 
 

@@ -17,11 +17,12 @@ from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Flag
 from kvstore.ring.plan import shift_range
 from kvstore.types import PartitionId
+from tests.ring.rings import unit_of
 from tests.sim.clients import Identity, Worker
 from tests.sim.judges.operations import Operation, Status, transaction
 from tests.sim.judges.probes import hits
 from tests.sim.judges.transactions import ACCOUNTS, DEPOSIT
-from tests.sim.moving.moves import World, unit_of
+from tests.sim.moving.moves import World
 from tests.sim.strikes.knobs import Knobs
 from tests.sim.transacting import swarm
 from tests.sim.transacting.accidents import Accident, at_records

@@ -5,6 +5,7 @@ alternative."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ import pytest
 
 from kvstore.client import Client
 from tests.cluster.harness import Cluster
+from tests.spark.test_protobuf_values import SHOP, described, message_at
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,6 +50,22 @@ def test_table_is_read_with_its_options(spark: SparkSession, folder: str, shared
     assert spark.table(f"{folder}.t").count() == 3, "each query reads the store as of its own moment"
     with pytest.raises(Exception, match="a query cannot change the columns of its table"):
         spark.sql(f"select * from {folder}.t with (valueType = 'string')").collect()
+
+
+def test_table_of_protobuf_values_has_nested_columns(
+    spark: SparkSession, folder: str, shared_cluster: Cluster, tmp_path: Path
+) -> None:
+    """Tasks decode with the schema that the driver read."""
+    shop = described(tmp_path, SHOP, "--include_imports")
+    order = message_at(shop)(id=7, big=2**64 - 1, state="PAID", lines=[{"count": 2}], by_name={"a": {"count": 3}})
+    with Client(shared_cluster.url) as client:
+        client.put(b"proto-1", order.SerializeToString())
+    schema = f"valueType 'protobuf', valueSchemaFile '{shop}', valueMessage 'shop.Order'"
+    spark.sql(f"create table {folder}.o using kvstore options ({where(shared_cluster)}, prefix 'proto-', {schema})")
+    fields = "value.id, value.big, value.state, value.at, value.lines[0].count, value.by_name['a'].count"
+    assert [tuple(each) for each in spark.sql(f"select {fields} from {folder}.o").collect()] == [
+        (7, Decimal(2**64 - 1), "PAID", None, 2, 3)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,7 @@ def manifest_of(
         size_bytes=sum(file.size_bytes for file in files),
         partitions=places,
         files=tuple(sorted(files, key=lambda file: file.path)),
+        hash=MURMUR3.name,
     )
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.pinned.pins import PinnedStore
+from kvstore.ring.hashing import MURMUR3
 from kvstore.spark import pins
 from kvstore.spark.snapshots import compare
 
@@ -31,7 +32,7 @@ class Servers:
         self.pinned[id] = ttl_s
         if self._during is not None:
             raise self._during
-        return PinnedStore(id, 1, 1, ())
+        return PinnedStore(id, 1, 1, (), MURMUR3)
 
     def _renew(self, _: ClientConfig, id: str, *, ttl_s: float, **__: Any) -> int:
         assert id in self.pinned

@@ -18,6 +18,7 @@ from kvstore.spark.options import types_of
 from kvstore.spark.snapshots import chains, delta
 from kvstore.spark.snapshots.directory import DirectoryStore
 from tests.spark.snapshots.made import EPOCH_MS, Change, full, incremental, some_log
+from tests.spark.test_protobuf_values import SHOP, described, message_at
 
 FIRST, SECOND, THIRD = some_log(40), some_log(30, start=40), some_log(20, start=70)
 
@@ -155,12 +156,28 @@ def test_values_become_typed_columns(tmp_path: Path) -> None:
     assert len(rows) == 19
     assert (rows["k1"], rows["k2"]) == ({"id": -1, "name": None}, {"id": 2, "name": "n"})
     third = incremental(store, "c", second, [*log, *later, Change(b"k3", b"{}x", 23, EPOCH_MS + 23)], hour=2)
-    with pytest.raises(InvalidRequest, match="expected a value that is an object with the fields of valueSchema"):
+    with pytest.raises(InvalidRequest, match="expected a value that matches the schema"):
         delta.export(store, [first, second, third], table, types=types)
     assert len(DeltaTable(table).history()) == 2, "nothing of the snapshot was committed"
+
+
+def test_protobuf_values_become_a_nested_column(tmp_path: Path) -> None:
+    store, table = DirectoryStore(tmp_path / "typed"), tmp_path / "table"
+    shop = described(tmp_path, SHOP, "--include_imports")
+    order = message_at(shop)(id=7, lines=[{"count": 2}], by_name={"a": {"count": 3}})
+    log = [Change(b"k", order.SerializeToString(), 1, EPOCH_MS)]
+    first = full(store, "a", log)
+    incremental(store, "b", first, [*log, Change(b"k", b"", 2, EPOCH_MS + 1)])
+    words = ["snapshot", "delta", str(store.root), str(table), "--value-type", "protobuf"]
+    words += ["--value-schema-file", str(shop), "--value-message", "shop.Order"]
+    done = CliRunner().invoke(build(["snapshots"]), words)
+    assert done.exit_code == 0, done.output
+    found = [DeltaTable(str(table), version=version).to_pyarrow_table().to_pylist() for version in range(2)]
+    assert [row["value"]["id"] for rows in found for row in rows] == [7, 0]
+    assert found[0][0]["value"]["by_name"] == [("a", {"count": 3})]
 
 
 def test_wrong_types_of_a_table_are_wrong_usage(store: DirectoryStore, tmp_path: Path) -> None:
     words = ["snapshot", "delta", str(store.root), str(tmp_path / "table"), "--value-type", "json"]
     done = CliRunner().invoke(build(["snapshots"]), words)
-    assert (done.exit_code, "expected valueSchema together with valueType" in done.output) == (2, True)
+    assert (done.exit_code, "valueType json: expected valueSchema, got none" in done.output) == (2, True)

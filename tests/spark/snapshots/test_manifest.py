@@ -36,6 +36,7 @@ GOLDEN = Manifest(
     size_bytes=900,
     partitions=(PLACE,),
     files=(FILE,),
+    hash="murmur3",
 )
 TEXT = b"""{
  "format": 1,

@@ -12,6 +12,7 @@ from kvstore.client.core.config import ClientConfig
 from kvstore.client.feed import PartitionFeed
 from kvstore.client.pinned.pins import PinnedPartition, PinnedStore, Split
 from kvstore.errors import InvalidRequest, Unavailable
+from kvstore.ring.hashing import MURMUR3
 from kvstore.spark.snapshots import planning, tasks
 from kvstore.spark.snapshots.manifest import Manifest, SnapshotKind, tiling_problem_or_none
 from kvstore.spark.snapshots.planning import SnapshotRequest, left_places, plan_snapshot
@@ -30,7 +31,11 @@ def pinned(name: str, spans: tuple[tuple[int, int], ...], split_tokens: tuple[in
 
 
 STORE = PinnedStore(
-    "snapshot-x", 1, 4, (pinned("p1", ((0, HALF - 1),), (9, 1000)), pinned("p2", ((HALF, 2 * HALF - 1),), (HALF + 7,)))
+    "snapshot-x",
+    1,
+    4,
+    (pinned("p1", ((0, HALF - 1),), (9, 1000)), pinned("p2", ((HALF, 2 * HALF - 1),), (HALF + 7,))),
+    MURMUR3,
 )
 
 
@@ -232,7 +237,7 @@ def test_partition_that_owns_nothing_is_in_a_snapshot_too(
         def hold(self, *_: object, **__: object) -> None:
             pass
 
-    empty = PinnedStore("snapshot-x", 1, 4, (*STORE.partitions, pinned("p7", (), ())))
+    empty = PinnedStore("snapshot-x", 1, 4, (*STORE.partitions, pinned("p7", (), ())), MURMUR3)
     monkeypatch.setattr(planning, "FeedReader", Feed)
     monkeypatch.setattr(planning, "pin_store", lambda *_, **__: empty)
     plan = plan_snapshot(SnapshotRequest(cluster=CONFIG, instance="c", parent=parent), 1_700_000_000_000)

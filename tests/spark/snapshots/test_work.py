@@ -40,6 +40,7 @@ PLAN = SnapshotPlan(
     partitions=places_of([]),
     pieces=PIECES,
     compression="zstd",
+    hash="murmur3",
 )
 
 WANTED = SnapshotRequest(cluster=ClientConfig(endpoints=("127.0.0.1:1",)), instance="c")
