@@ -166,6 +166,23 @@ async def test_full_disk_changes_the_registration_and_is_logged_once(
         assert await one.client.bookies() == RegisteredBookies({one.bookie.id: "b1:3181"}, {})
 
 
+@in_world
+async def test_disk_that_others_have_filled_is_logged_once(
+    world: SimWorld, tree: MemoryTree, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The reserve is used up, too: the segment ahead and the reserve have checks of their own, with different texts."""
+    async with started(world, tree, reserve_bytes=1 << 20) as one:
+        await one.create_ledger()
+        disk = world.node("b1").disk
+        disk.set_capacity(disk.config.capacity_bytes - disk.free_bytes() + 5 * 4096)
+        entry = 0
+        while await one.add(entry, b"x" * 300) is Status.OK:
+            entry += 1
+        await pause(20)
+        assert await one.client.bookies() == RegisteredBookies({}, {one.bookie.id: "b1:3181"})
+        assert caplog.text.count("cannot be created, retrying") == 1, "not at each check"
+
+
 def test_bookie_that_must_not_start_registers_nowhere(world: SimWorld, tree: MemoryTree) -> None:
     async def first() -> None:
         async with started(world, tree):

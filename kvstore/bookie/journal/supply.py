@@ -49,17 +49,21 @@ class SegmentSupply:
         """The segment ahead; None if the disk is full."""
         self.is_scarce = False
         """True if other files have filled the disk into the reserve."""
-        self.why = ""
-        """Why there is no segment ahead, or why the disk is scarce, for operators."""
+        self._why_none = self._why_scarce = ""
+        """Why there is no segment ahead, and why the disk is scarce. Their texts differ for the same full disk."""
         self.next_file = 1
         self._env, self._config = env, config
         self._loop = asyncio.get_running_loop()
         self._segments, self._open_files = segments, open_files
         self._on_ready, self._on_change, self._on_damage = on_ready, on_change, on_damage
-        self._lacks_room = False
         self._retry: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_stopped = False
+
+    @property
+    def why(self) -> str:
+        """Why there is no segment ahead, or why the disk is scarce, for operators."""
+        return self._why_none or self._why_scarce
 
     def make_spare(self) -> None:
         """Create the segment ahead if there is none, now or, on a full disk, when there is free space."""
@@ -76,13 +80,13 @@ class SegmentSupply:
             if not is_passing(error):
                 self._on_damage(f"journal segment {self.next_file} cannot be created: {why}")
                 return
-            if not self._lacks_room or why != self.why:
+            if why != self._why_none:
                 log.warning("journal segment cannot be created, retrying segment=%d reason=%s", self.next_file, why)
-            self._lacks_room, self.why = True, why
+            self._why_none = why
             self._on_change()
             self._retry = self._loop.call_later(RETRY_S, self.make_spare)
             return
-        self._lacks_room = False
+        self._why_none = ""
         self._on_change()
 
     def reason(self, error: OSError) -> str:
@@ -125,7 +129,7 @@ class SegmentSupply:
                 log.warning("cannot read the free space of the journal reason=%s", why)
                 return
         if why or self.is_scarce:
-            self.is_scarce, self.why = bool(why), why or self.why
+            self.is_scarce, self._why_scarce = bool(why), why
             self._on_change()
 
     # docs/protocol.md L12
