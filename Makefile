@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup test-tools up down static site docs quick check test sim sims mutants drill drill-counts drill-repairs drill-locks drill-bank bench budget hops loadtest snapshot-demo generate proto reference lock lowest pythons release audit format interop redis-clients schedulers
+.PHONY: help setup test-tools up down static lint types test-types prose site docs quick check test sim sims mutants drill drill-counts drill-repairs drill-locks drill-bank bench budget hops loadtest snapshot-demo generate proto reference lock lowest pythons release audit format interop redis-clients schedulers
 
 BIN := .venv/bin
 # A node is 400 modules, and the tests start hundreds of nodes: without compiled files each takes 0.6 s more.
@@ -26,8 +26,18 @@ up: .venv/.local ## start the local cluster: ZooKeeper, three nodes, three parti
 down: ## stop the local cluster; its data stays
 	@$(BIN)/kvstore down
 
-static: setup ## format, lint, types and prose
-	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy && $(BIN)/mypy --config-file tests/mypy.ini
+static: lint types test-types prose ## format, lint, types and prose
+
+lint: setup
+	@$(BIN)/ruff format --check . && $(BIN)/ruff check .
+
+types: setup
+	@$(BIN)/mypy
+
+test-types: setup
+	@$(BIN)/mypy --config-file tests/mypy.ini
+
+prose: setup
 	@$(BIN)/python -m scripts.prose
 
 .venv/.docs: .venv/.ready requirements-docs.lock
@@ -46,7 +56,9 @@ quick: static ## while you work: static, and the fast tests nearest to what chan
 check: static site ## before each commit: static, the documentation, house rules and fast tests
 	@$(BIN)/pytest -n 2 -m "$(FAST)"
 
-test: static site ## everything; what CI runs
+# Each static check and the documentation use one processor, so they run two at a time, the longest first.
+test: setup .venv/.docs ## everything; what CI runs
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync test-types site types prose lint
 	@$(BIN)/pytest -n 5
 
 sim: setup ## replay one simulated run: make sim SEED=4711; with TRACE=1 it prints every event

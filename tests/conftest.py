@@ -55,6 +55,9 @@ os.umask(PRIVATE_UMASK)
 # a node's start.
 os.environ.setdefault("SSL_CERT_FILE", os.devnull)
 
+# The Go programs of tests need no C. Without it, Go compiles less of its library, and links by itself.
+os.environ.setdefault("CGO_ENABLED", "0")
+
 refuse_misuse()
 
 

@@ -30,8 +30,9 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 PARTITIONS = 6
 BALANCE = 1000
 TELLERS = 6
-REST_S = 0.005
-"""Pause of a teller between two transfers. Without it, the tellers use the processors that a takeover needs."""
+REST_S = 0.05
+"""Pause of a teller between two transfers, and of the auditor between two readings. Shorter pauses take the processors
+that a takeover, and the tests beside this one, need."""
 
 
 @pytest.fixture(scope="module")
@@ -198,8 +199,8 @@ def transferring(cluster: Cluster, name: str) -> Iterator[list[Teller]]:
 
 
 def wait_going_on(cluster: Cluster, tellers: list[Teller]) -> None:
-    for teller in tellers:
-        until = teller.acknowledged + 5
+    """Wait until each teller has made five more transfers. All tellers make theirs at once."""
+    for teller, until in [(teller, teller.acknowledged + 5) for teller in tellers]:
         cluster.wait_until(lambda teller=teller, until=until: teller.acknowledged >= until, f"{teller.name} goes on")
 
 
