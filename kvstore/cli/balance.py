@@ -23,13 +23,9 @@ MADE_SHOWN_MAX = 10
 def register(app: typer.Typer) -> None:
     """Add the commands of this branch."""
     balance = typer.Typer(no_args_is_help=True, help="Show what the balancer does")
-    balance.callback()(_group)
+    balance.callback()(lambda: None)  # keeps the name of the only command
     balance.command()(explain)
     app.add_typer(balance, name="balance")
-
-
-def _group() -> None:
-    """Show what the balancer does"""
 
 
 def explain(cluster: ClusterOptions = LOCAL, json: Json = False) -> None:

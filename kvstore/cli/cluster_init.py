@@ -49,7 +49,6 @@ Address = Annotated[
 def register(app: typer.Typer) -> None:
     """Add the commands of this branch."""
     cluster = typer.Typer(no_args_is_help=True, help="Manage a cluster that is not run by `kvstore up`")
-    cluster.callback()(_group)
     cluster.command("init")(init)
     cluster.command("version")(version)
     metadata = typer.Typer(no_args_is_help=True, help="Move, import and protect the metadata of a cluster")
@@ -59,10 +58,6 @@ def register(app: typer.Typer) -> None:
     metadata.command("open")(open_to_all)
     cluster.add_typer(metadata, name="metadata")
     app.add_typer(cluster, name="cluster")
-
-
-def _group() -> None:
-    """Manage a cluster that is not run by `kvstore up`"""
 
 
 def init(

@@ -29,6 +29,11 @@ UNDRAIN_S = 60.0
 """Maximum seconds for a node to end its drain and open its replicas."""
 
 
+NodeIds = Annotated[
+    list[str], typer.Argument(metavar="NODE", help="Id of the node, for example n1, or of all processes of a machine")
+]
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands of this branch."""
     app.command()(up)
@@ -161,10 +166,7 @@ def run(
 
 
 def drain(
-    nodes: Annotated[
-        list[str],
-        typer.Argument(metavar="NODE", help="Id of the node, for example n1, or of all processes of a machine"),
-    ],
+    nodes: NodeIds,
     cluster: ClusterOptions = LOCAL,
     leads_only: Annotated[
         bool,
@@ -197,25 +199,23 @@ def drain(
         raise typer.Exit(1)
 
 
-def undrain(
-    node: Annotated[str, typer.Argument(help="Id of the node, for example n1")],
-    cluster: ClusterOptions = LOCAL,
-    json: Json = False,
-) -> None:
-    """Undo a drain, also one with --leads-only: the node may hold replicas and lead again.
+def undrain(nodes: NodeIds, cluster: ClusterOptions = LOCAL, json: Json = False) -> None:
+    """Undo a drain, also one with --leads-only: the nodes may hold replicas and lead again.
 
-    If the node is up, it accepts operations at once. Replicas that were moved away do not return on their own; move
+    A node that is up accepts operations at once. Replicas that were moved away do not return on their own; move
     some back with `kvstore partition even-replicas`.
     """
     from kvstore.cli.replicas import change_replicas
     from kvstore.cli.ring_views import status_document, status_text
     from kvstore.proto.admin_pb2 import ChangeReplicasRequest
 
-    answer = change_replicas(ChangeReplicasRequest(undrain=node), cluster)
-    said = _serve_again(node, cluster)
-    print(as_json({**status_document(answer), "node": said.name.lower()}) if json else status_text(answer))
-    if not json:
-        print(f"\n{node} {said.value}")
+    answers = [change_replicas(ChangeReplicasRequest(undrain=node), cluster) for node in nodes]
+    said = {node: _serve_again(node, cluster) for node in nodes}
+    if json:
+        states = {node: each.name.lower() for node, each in said.items()}
+        print(as_json({**status_document(answers[-1]), "nodes": states}))
+    else:
+        print(status_text(answers[-1]), "", *(f"{node} {each.value}" for node, each in said.items()), sep="\n")
 
 
 class _Undrained(Enum):

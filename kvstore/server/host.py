@@ -33,7 +33,7 @@ from kvstore.env.log_output import open_log
 from kvstore.env.parent import LINK
 from kvstore.server.config import NodeConfig
 from kvstore.server.processes import configs_of
-from kvstore.server.supervisor import WATCHDOG_USEC, supervisor_of
+from kvstore.server.supervisor import ENDED, WATCHDOG_USEC, supervisor_of
 
 log = logging.getLogger(__name__)
 
@@ -71,12 +71,12 @@ async def _run(configs: Sequence[NodeConfig]) -> None:
     children = [_Child(each) for each in configs]
     for which in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(which, stop.set)
-    loop.add_signal_handler(signal.SIGHUP, _signal, children, signal.SIGHUP)
+    loop.add_signal_handler(signal.SIGHUP, _hang_up, children)
     tasks = [loop.create_task(each.keep(stop)) for each in children]
     reporting = None
 
     def not_ready() -> list[str]:
-        return [f"{each.id}: {each.state}" for each in children if each.state]
+        return [f"{each.id}: {each.reason}" for each in children if each.state]
 
     if supervisor is not None:
         reporting = loop.create_task(supervisor.follow(not_ready, stop))
@@ -102,6 +102,14 @@ def _signal(children: Sequence[_Child], which: signal.Signals) -> None:
         each.signal(which)
 
 
+def _hang_up(children: Sequence[_Child]) -> None:
+    """Notify the processes of new certificates. The signal would end a process that does not handle it yet. Such a
+    process has not reported, and reads the certificates later."""
+    for each in children:
+        if each.has_reported:
+            each.signal(signal.SIGHUP)
+
+
 class _Child:
     """One process of the machine, over all its restarts."""
 
@@ -109,8 +117,20 @@ class _Child:
         self.id, self._config = config.id, config
         self.state = "starting"
         """The condition that the process waits for; empty once it is ready."""
+        self.has_reported = False
+        """True if the running process has sent a message."""
+        self._ended = ""
+        """How the process ended before; empty once it is ready again."""
         self._process: Process | None = None
         self._silence: asyncio.TimerHandle | None = None
+
+    @property
+    def reason(self) -> str:
+        """Return why the process is not ready. If it ended before, include how: a process that keeps ending is
+        starting most of the time."""
+        if not self._ended or self.state.startswith(self._ended):
+            return self.state
+        return f"{self.state}, after it {self._ended}"
 
     async def keep(self, stop: asyncio.Event) -> None:
         """Run the process, and again whenever it ends, until `stop` is set and it has ended."""
@@ -124,7 +144,7 @@ class _Child:
             if now() - began >= LASTING_S:
                 pauses = delays(random, first_s=AGAIN_FIRST_S, cap_s=AGAIN_MAX_S)
             pause_s = next(pauses)
-            self.state = f"{why}, starting it again"
+            self._ended, self.state = why, f"{why}, starting it again"
             log.error("process=%s %s, starting it again in %.1f s", self.id, why, pause_s)
             await wait_within(stop, pause_s)
 
@@ -137,6 +157,7 @@ class _Child:
     async def _run_once(self, stop: asyncio.Event) -> str:
         """Run the process until it ends. Return how it ended."""
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.has_reported = False
         loop = asyncio.get_running_loop()
         try:
             with theirs, _file_of(self._config) as file:
@@ -156,6 +177,8 @@ class _Child:
             try:
                 status = await process.wait()
             finally:
+                while self._hear(mine):  # its last message says why it ended
+                    pass
                 self._expect_none()
                 loop.remove_reader(mine)
                 self._process = None
@@ -163,22 +186,28 @@ class _Child:
             return f"cannot be started: {error}"
         finally:
             mine.close()
-        return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
+        if status < 0:
+            return f"was ended by {signal.Signals(-status).name}"
+        reason = f": {self.state.removeprefix(ENDED)}" if self.state.startswith(ENDED) else ""
+        return f"ended with exit code {status}{reason}"
 
-    def _hear(self, link: socket.socket) -> None:
-        """Read one message of the process."""
+    def _hear(self, link: socket.socket) -> bool:
+        """Read one message of the process. Return False if there is none."""
         try:
             data = link.recv(_MESSAGE_BYTES)
         except (BlockingIOError, ConnectionResetError):
-            return
+            return False
         if not data:  # it has ended
             asyncio.get_running_loop().remove_reader(link)
-            return
+            return False
+        self.has_reported = True
         self._expect_message()
         for line in data.decode(errors="replace").splitlines():
             name, _, value = line.partition("=")
             if name == "STATUS":
                 self.state = "" if value == "ready" else value
+                self._ended = self._ended if self.state else ""
+        return True
 
     def _expect_message(self) -> None:
         self._expect_none()

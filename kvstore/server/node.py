@@ -51,7 +51,7 @@ from kvstore.server.grpc.transaction_admin import TransactionAdmin
 from kvstore.server.http.last_snapshot import LastSnapshot
 from kvstore.server.http.listener import HttpListener
 from kvstore.server.status.slow_report import slow_report
-from kvstore.server.supervisor import supervisor_of
+from kvstore.server.supervisor import Supervisor, supervisor_of
 from kvstore.server.tracing.open import backend_of_calls, traced_pages
 from kvstore.server.ui.dashboard import Dashboard
 from kvstore.server.ui.details import DetailPages, NodeDetails
@@ -77,6 +77,16 @@ END_S = 10.0
 def run_node(config: NodeConfig, *, is_supervised: bool = False) -> None:
     """Run a node until SIGTERM or SIGINT. `is_supervised`: it shares standard error with other processes of its
     machine, so its log lines name it. Raises ConfigError, OSError."""
+    supervisor = supervisor_of(os.environ)
+    try:
+        _run_process(config, supervisor, is_supervised=is_supervised)
+    except BaseException as error:
+        if supervisor is not None:
+            supervisor.report_end(error)
+        raise
+
+
+def _run_process(config: NodeConfig, supervisor: Supervisor | None, *, is_supervised: bool) -> None:
     config = replace(config, data_dir=config.data_dir.absolute())
     secret = read_secret(config.secret_file)
     private_folder(config.data_dir)
@@ -84,7 +94,7 @@ def run_node(config: NodeConfig, *, is_supervised: bool = False) -> None:
     lock = lock_dir(config.data_dir)
     files = raise_file_limit()
     try:
-        run(_run(replace(config, limits=config.limits.within(files)), secret, output))
+        run(_run(replace(config, limits=config.limits.within(files)), secret, output, supervisor))
     except BaseException as error:
         log.critical("node=%s ended with an error: %r", config.id, error)
         raise
@@ -222,7 +232,7 @@ class Process:
         return found | {part: {**table, **histograms.get(part, {})} for part, table in self.node.statistics().items()}
 
 
-async def _run(config: NodeConfig, secret: ClusterSecret, output: Output) -> None:
+async def _run(config: NodeConfig, secret: ClusterSecret, output: Output, supervisor: Supervisor | None) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_callback_failed)
@@ -239,7 +249,7 @@ async def _run(config: NodeConfig, secret: ClusterSecret, output: Output) -> Non
     env.nursery.spawn(_beat(watchdog, env), name="beat")
     process = Process(config, env, certificates, output)
     process.watchdog = watchdog
-    if (supervisor := supervisor_of(os.environ)) is not None:
+    if supervisor is not None:
         env.nursery.spawn(supervisor.follow(process.not_ready, stop, lambda: not watchdog.failure), name="supervisor")
     wants_certificate = (
         config.tls.verify_clients and not config.tls.admits_plain

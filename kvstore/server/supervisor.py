@@ -20,6 +20,8 @@ POLL_S = 0.5
 PINGS = 3
 """Watchdog messages per watchdog interval, so that a late or lost message costs nothing."""
 STATUS_CHARS_MAX = 500
+ENDED = "ended with an error: "
+"""The beginning of the last status of a process that an error ends."""
 NOTIFY_SOCKET, WATCHDOG_USEC, WATCHDOG_PID = "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"
 
 
@@ -56,9 +58,13 @@ class Supervisor:
             pinged = self._ping(loop.time(), pinged)
             await asyncio.sleep(pause_s)
 
+    def report_end(self, error: BaseException) -> None:
+        """Report the error that ends this process."""
+        self._send(f"STATUS={_line(f'{ENDED}{error}')}")
+
     def _report_status(self, reasons: list[str]) -> None:
         """Report startup progress to the supervisor, then readiness once. Readiness is never withdrawn."""
-        status = " ".join("; ".join(reasons).split())[:STATUS_CHARS_MAX] or "ready"
+        status = _line("; ".join(reasons)) or "ready"
         if status == self._sent_status:
             return
         begins = not reasons and not self._is_ready
@@ -91,6 +97,11 @@ class Supervisor:
             self._failed = True
             return False
         return True
+
+
+def _line(text: str) -> str:
+    """Return a status in one line that is not too long."""
+    return " ".join(text.split())[:STATUS_CHARS_MAX]
 
 
 def supervisor_of(environ: MutableMapping[str, str], pid: int | None = None) -> Supervisor | None:

@@ -182,7 +182,7 @@ class Recovery:
     def _undecided_fence(self) -> list[Command]:
         if len(self._fenced | self._silent) < len(self._ensemble):
             return []
-        silent = [self._ensemble[i] for i in sorted(self._silent)]
+        silent = sorted(self._ensemble[i] for i in self._silent)
         return self._give_up(f"no definite answer from {', '.join(silent)}: the ledger may still be written to")
 
     def _entry(self, bookie: BookieId, entry: EntryId, packet: bytes | None) -> list[Command]:

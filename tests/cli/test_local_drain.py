@@ -1,4 +1,4 @@
-"""`kvstore node drain` of all processes of a machine."""
+"""`kvstore node drain` and `undrain` of all processes of a machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from kvstore.cli import local, replicas
 from kvstore.errors import InvalidRequest
-from kvstore.proto.admin_pb2 import ChangeReplicasRequest
+from kvstore.proto.admin_pb2 import ChangeReplicasRequest, RingStatusResponse
 from tests.commands import kvstore
 
 
@@ -20,13 +20,14 @@ class Ring:
         self.draining: list[str] = []
         self.calls: list[str] = []
 
-    def change(self, request: ChangeReplicasRequest, cluster: object) -> None:
-        if request.drain == self.refused:
+    def change(self, request: ChangeReplicasRequest, cluster: object) -> RingStatusResponse:
+        if request.drain and request.drain == self.refused:
             raise InvalidRequest("no other server can take the replicas of p1; add a server first")
         if request.drain:
             self.draining.append(request.drain)
         else:
             self.draining.remove(request.undrain)
+        return RingStatusResponse(draining=self.draining)
 
     def wait(self, node: str, cluster: object, *, timeout_s: float) -> None:
         self.calls.append(f"{node} is empty of {','.join(self.draining)}")
@@ -67,3 +68,16 @@ def test_no_process_is_drained_if_one_cannot_be(ring: Ring) -> None:
     assert ring.draining == []
     assert ring.calls == ["n1 hands over", "n1.2 hands over"]
     assert done.stdout.count("keeps its replicas: no other server can take the replicas of p1") == 2
+
+
+def test_processes_are_undrained_together(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
+    ring.draining = ["n1", "n1.2", "n2"]
+    states = {"n1": local._Undrained.SERVES, "n1.2": local._Undrained.DOWN}
+    monkeypatch.setattr(local, "_serve_again", lambda node, cluster: states[node])
+    answer = kvstore("node", "undrain", "n1", "n1.2", "--json")
+    assert answer.returncode == 0, answer.stderr
+    done = json.loads(answer.stdout)
+    assert (done["draining"], done["nodes"]) == (["n2"], {"n1": "serves", "n1.2": "down"})
+    ring.draining = ["n1", "n1.2"]
+    last = kvstore("node", "undrain", "n1", "n1.2").stdout.splitlines()[-2:]
+    assert last == ["n1 accepts operations again", "n1.2 is not up; it accepts operations once it is started"]

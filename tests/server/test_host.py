@@ -9,13 +9,16 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
 from kvstore.devcluster.zookeeper import free_ports
+from kvstore.env.disk import lock_dir
+from kvstore.env.files.private import private_folder
+from tests.server.test_supervisor import Ear
 from tests.waiting import PATIENCE_S, wait_until_blocking
 
 START = """
@@ -175,6 +178,42 @@ def test_hang_up_ends_no_process(run: Callable[..., Host]) -> None:
     assert host.wait_for_pages() == before
     os.kill(before["n1"], signal.SIGKILL)
     host.wait_for_children(without=before["n1"])
+
+
+def test_hang_up_ends_no_process_that_is_starting(run: Callable[..., Host]) -> None:
+    """A process that does not handle the signal yet would be ended by it."""
+    host = run()
+    before = host.wait_for_children()
+    host.process.send_signal(signal.SIGHUP)
+    assert host.wait_for_pages() == before
+
+
+@pytest.fixture
+def ear() -> Iterator[Ear]:
+    found = Ear(f"@kvstore-host-{os.getpid()}")
+    yield found
+    found.close()
+
+
+def wait_for_status(ear: Ear, pattern: str) -> None:
+    wait_until_blocking(lambda: any(re.search(pattern, each) for each in ear.said), what=f"{pattern} in {ear.said}")
+
+
+def test_status_names_the_error_that_ends_a_process(run: Callable[..., Host], tmp_path: Path, ear: Ear) -> None:
+    used = tmp_path / "n1" / "process-2"
+    private_folder(used)
+    with closing(lock_dir(used)):
+        host = run(NOTIFY_SOCKET=ear.address)
+        reason = r"ended with exit code 1: .*is in use by another process .*, starting it again"
+        wait_for_status(ear, rf"n1\.2: {reason}")
+        host.wait_for_log(rf"process=n1\.2 {reason} in ")
+
+
+def test_status_of_a_starting_process_names_its_last_end(run: Callable[..., Host], ear: Ear) -> None:
+    """A process that keeps ending is starting most of the time."""
+    host = run(NOTIFY_SOCKET=ear.address)
+    os.kill(host.wait_for_pages()["n1.2"], signal.SIGKILL)
+    wait_for_status(ear, r"n1\.2: starting[^;]*, after it was ended by SIGKILL")
 
 
 def test_second_supervisor_of_a_directory_is_refused(run: Callable[..., Host]) -> None:

@@ -49,9 +49,8 @@ def observation_of(report: ClusterReport, ring: Ring, loads: Mapping[PartitionId
 
 
 def _obstacles(report: ClusterReport, ring: Ring, loads: Mapping[PartitionId, PartitionLoad]) -> Iterator[str]:
-    found = [each for each in report.findings if each.code not in HARMLESS]
-    for finding in found[:SHOWN_MAX]:
-        yield f"the cluster is not healthy: {finding.subject}: {finding.reason}"
+    if found := list(dict.fromkeys(each.subject for each in report.findings if each.code not in HARMLESS)):
+        yield f"the cluster is not healthy: see the findings about {', '.join(found[:SHOWN_MAX])}"
     if ring.version != report.ring.version:
         yield f"the ring changed from version {report.ring.version} to {ring.version} during the survey"
     if ring.pace.paused:

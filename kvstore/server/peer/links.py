@@ -110,7 +110,7 @@ class PeerLinks:
             async with asyncio.timeout(timeout_s):
                 await shielded(link.opened)
         except ConnectionRefusedError as error:
-            raise PeerRefused(f"{server} refuses connections: {error}") from error
+            raise PeerRefused(f"{server} refuses connections") from error
         except (OSError, FrameError, TimeoutError) as error:
             raise Unavailable(f"{server} is unreachable: {error or 'no answer in time'}") from error
         return await link.call(partition, method, body, timeout_s)

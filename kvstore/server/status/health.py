@@ -6,6 +6,7 @@ A finding is DOWN if reads or writes are not served. It is DEGRADED if everythin
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -39,6 +40,7 @@ _SET_BACK = {
     "zookeeper": "; if it runs and its log says `Refusing session`, it has lost its data and rejects clients that have "
     "seen the data: restore the data"
 }
+_LEDGER = re.compile(r"\bledger \d+")
 HANGING_AFTER_S = 30.0
 """Seconds after which an intent or a decision of a transaction is reported. Most take milliseconds."""
 _BAD_CERTIFICATE = "CERTIFICATE_VERIFY_FAILED"
@@ -82,26 +84,41 @@ def findings_of(report: ClusterReport) -> list[Finding]:
     return sorted(found, key=lambda finding: -finding.grade)
 
 
-def health_of(report: ClusterReport, findings: Sequence[Finding]) -> Health:
-    """Return a summary: the worst finding in one line, and the number of other findings."""
+def verdict_of(report: ClusterReport, findings: Sequence[Finding]) -> str:
+    """Return the health in a few words: what is served and what is not. The findings have the reasons."""
+    partitions = to_serve(report)
     if not findings:
-        nodes, partitions = len(report.nodes), len(to_serve(report))
-        return Health(
-            grade=HEALTHY,
-            text=f"healthy: {count(nodes, 'node')}, {count(partitions, 'partition')}, all served",
-        )
+        return f"healthy: {count(len(report.nodes), 'node')}, {count(len(partitions), 'partition')}, all served"
+    down = {each.code for each in findings if each.grade == DOWN}
+    if not down:
+        return "degraded, all partitions served"
+    unserved = [each.id for each in partitions if not each.served]
+    parts = ["down"]
+    if unserved:
+        which = f"{len(unserved)} of {count(len(partitions), 'partition')}"
+        parts.append(f"{f'partition {unserved[0]}' if len(unserved) == 1 else which} not served")
+    if "no_ack_quorum" in down and len(unserved) < len(partitions):
+        parts.append("no writes served")
+    return ", ".join(parts if len(parts) > 1 else [*parts, "partitions are losing their leaders"])
+
+
+def health_of(report: ClusterReport, findings: Sequence[Finding]) -> Health:
+    """Return a summary: the verdict, the worst finding in one line, and the number of other findings."""
+    verdict = verdict_of(report, findings)
+    if not findings:
+        return Health(grade=HEALTHY, text=verdict)
     first = max(findings, key=lambda finding: finding.grade)
-    state = "not all partitions served" if first.grade == DOWN else "degraded, all partitions served"
     more = f" (and {count(len(findings) - 1, 'more finding')})" if len(findings) > 1 else ""
     next_step = f". Next: {first.next_step}" if first.next_step else ""
-    return Health(grade=first.grade, text=f"{state}: {first.subject}: {first.reason}{more}{next_step}")
+    return Health(grade=first.grade, text=f"{verdict}: {first.subject}: {first.reason}{more}{next_step}")
 
 
 def _unserved(report: ClusterReport) -> Iterator[Finding]:
-    """Find the partitions that no server serves, grouped by reason."""
+    """Find the partitions that no server serves, grouped by reason. Reasons that differ only in their ledger are
+    one reason, which is given for the first partition."""
     silent = {node.id: node.no_answer for node in report.nodes if node.no_answer}
     full = _without_space(report)
-    reasons: dict[tuple[str, str, str], list[str]] = {}
+    reasons: dict[tuple[str, str, str], tuple[str, list[str]]] = {}
     for partition in to_serve(report):
         if partition.served:
             continue
@@ -115,8 +132,9 @@ def _unserved(report: ClusterReport) -> Iterator[Finding]:
             why, code = f"the leader {partition.leader} does not answer: {silent[partition.leader]}", "leader_silent"
         else:
             why, code = f"the leader {partition.leader} does not serve yet", "leader_not_serving"
-        reasons.setdefault((code, why, _next_for(partition, silent, full)), []).append(partition.id)
-    for (code, why, next_step), partitions in reasons.items():
+        alike = (code, _LEDGER.sub("ledger", why), _next_for(partition, silent, full))
+        reasons.setdefault(alike, (why, []))[1].append(partition.id)
+    for (code, _, next_step), (why, partitions) in reasons.items():
         yield _finding(DOWN, code, _named("partition", partitions), why, next_step)
 
 

@@ -121,8 +121,6 @@ class DetailPages:
 
     async def _snapshots(self, _: HttpRequest) -> HttpResponse:
         report, records = await self._surveyor.take(), await self._read(self._details.snapshots)
-        if isinstance(records, str):
-            return text_response(f"503: {records}\n", 503, HEADERS)
         return self._html("snapshots", {**local.snapshots_page(records, report.date_ms), "server": report.server})
 
     async def _users(self, _: HttpRequest) -> HttpResponse:

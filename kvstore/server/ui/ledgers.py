@@ -16,7 +16,8 @@ COLUMNS = (
     *("ledger", "state", "first sequence", "epoch", "last entry", "size", "copies: ensemble, write quorum, ack quorum"),
     *("bookies, by first entry", "created"),
 )
-BOOKIE_COLUMNS = (COLUMNS[0], "partition", *COLUMNS[1:])
+BOOKIE_COLUMNS = (COLUMNS[0], "partition", COLUMNS[1], *COLUMNS[4:])
+"""Without the first sequence and the epoch, which only a partition's list of ledgers has."""
 UNKNOWN = Cell("?")
 READ_HINT = "To see the copies of each entry: `kvstore ledger read ID`"
 
@@ -55,9 +56,9 @@ def bookie_ledgers_page_of(response: LedgersResponse, bookie: str, server: str) 
 
 
 def _owned_row(ledger: LedgerStatus) -> list[Cell]:
-    number, *rest = row_of(ledger)
+    number, state, _, _, *rest = row_of(ledger)
     owner = ledger.partition
-    return [number, Cell(owner or "another client", link=page_path("partition", id=owner) if owner else ""), *rest]
+    return [number, Cell(owner or "another client", link=owner and page_path("partition", id=owner)), state, *rest]
 
 
 def row_of(ledger: LedgerStatus) -> list[Cell]:
@@ -66,7 +67,7 @@ def row_of(ledger: LedgerStatus) -> list[Cell]:
     if not ledger.fragments:  # nothing else is known, or the metadata cannot be decoded
         state = Cell(ledger.state or "closed or closing", "bad" if ledger.state else "")
         return [number, state, *begins, *[UNKNOWN] * (len(COLUMNS) - 4)]
-    last = f"{ledger.last_entry:,}" if ledger.HasField("last_entry") else "unknown while open"
+    last = f"{ledger.last_entry:,}" if ledger.HasField("last_entry") else "open"
     where = " · ".join(f"{each.first_entry}: {', '.join(each.bookies)}" for each in ledger.fragments)
     return [
         number,

@@ -43,7 +43,7 @@ def clients_page(clients: Sequence[ShownClient], numbers: Mapping[str, Any]) -> 
     note = "; ".join(counts)
     note += f". The first {ROWS_MAX} connections are shown." if len(clients) > ROWS_MAX else "."
     shown = table("clients", "Connections to the Redis port", CLIENT_COLUMNS, rows, note)
-    return {"title": "Clients", "tables": [shown]}
+    return {"title": "Clients", "own": "Clients", "tables": [shown]}
 
 
 INTENT_COLUMNS = ("partition", "key", "home", "transaction", "kind", "age")
@@ -78,6 +78,7 @@ def transactions_page(found: TransactionsResponse) -> dict[str, Any]:
     ]
     return {
         "title": "Transactions",
+        "own": "Transactions in the partitions",
         "tables": [
             _bounded("intents", "Keys that transactions hold", INTENT_COLUMNS, intents, "intent"),
             _bounded("decisions", "Commits that are not known everywhere", DECISION_COLUMNS, decisions, "decision"),
@@ -95,7 +96,11 @@ def slow_page(found: SlowLogResponse) -> dict[str, Any]:
     else:
         note = f"Operations that took {found.slow_ms} ms or longer: {found.total:,} since the start."
     rows = map(_slow, found.operations)
-    return {"title": "Slow log", "tables": [table("slow", "Slow operations", SLOW_COLUMNS, rows, note)]}
+    return {
+        "title": "Slow log",
+        "own": "Operations",
+        "tables": [table("slow", "Slow operations", SLOW_COLUMNS, rows, note)],
+    }
 
 
 def _slow(operation: SlowOperation) -> list[Cell]:
@@ -105,9 +110,11 @@ def _slow(operation: SlowOperation) -> list[Cell]:
         Cell(operation.at),
         Cell(operation.operation),
         Cell(operation.key or "none"),
-        Cell(operation.partition or "none"),
+        Cell(
+            operation.partition or "none", link=operation.partition and page_path("partition", id=operation.partition)
+        ),
         Cell(f"{operation.took_ms:,.0f} ms", "n"),
-        Cell(", ".join(f"{name.replace('_', ' ')} {took_ms:,.0f} ms" for name, took_ms in parts)),
+        Cell(", ".join(f"{name.replace('_', ' ')} {took_ms:,.0f} ms" for name, took_ms in parts if took_ms >= 0.5)),
         Cell(f"{operation.operations:,}", "n"),
         Cell(f"{operation.starved:.0%}", "n"),
     ]
@@ -116,8 +123,12 @@ def _slow(operation: SlowOperation) -> list[Cell]:
 SNAPSHOT_COLUMNS = ("snapshot", "kind", "begun", "age", "took", "rows", "size", "directory")
 
 
-def snapshots_page(records: Sequence[tuple[str, SnapshotRecord]], date_ms: int) -> dict[str, Any]:
-    """Return the context of the page of snapshots."""
+def snapshots_page(records: Sequence[tuple[str, SnapshotRecord]] | str, date_ms: int) -> dict[str, Any]:
+    """Return the context of the page of snapshots. Instead of the snapshots there may be a reason why they are
+    unknown."""
+    if isinstance(records, str):
+        unknown = table("snapshots", "Snapshots", SNAPSHOT_COLUMNS, [], f"Unknown: {records}")
+        return {"title": "Snapshots", "tables": [unknown]}
     rows = [
         [
             Cell(name),
@@ -145,7 +156,11 @@ def users_page(found: AccessResponse | str, audited: Iterable[Mapping[str, Any]]
     tables = [_audit(audited)]
     if isinstance(found, str):
         note = f"Unknown: {found}"
-        return {"title": "Users and audit log", "tables": [table("users", "Users", ("user",), [], note), *tables]}
+        return {
+            "title": "Users and audit log",
+            "own": "Audit log",
+            "tables": [table("users", "Users", ("user",), [], note), *tables],
+        }
     users = [
         [Cell(user.name), Cell("yes" if user.has_password else "no"), Cell(", ".join(user.roles) or "none")]
         for user in found.users
@@ -159,7 +174,7 @@ def users_page(found: AccessResponse | str, audited: Iterable[Mapping[str, Any]]
         table("tokens", "Tokens", ("token", "user", "expires"), tokens),
     ]
     tables = [shown[0], *(each for each in shown[1:] if each["rows"]), *tables]
-    return {"title": "Users and audit log", "tables": tables}
+    return {"title": "Users and audit log", "own": "Audit log", "tables": tables}
 
 
 def _right(grant: AccessGrant) -> str:
@@ -172,9 +187,14 @@ AUDIT_COLUMNS = ("time", "who", "from", "call", "arguments", "outcome", "reason"
 def _audit(audited: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     named = ("who", "from", "call", "arguments", "outcome", "why")
     rows = [
-        [Cell(date(int(each["time"]))), *(Cell(str(each.get(name, "")), "wrap") for name in named)] for each in audited
+        [
+            Cell(date(int(each["time"]))),
+            *(Cell(str(each.get(name, "")), "wrap" if name in ("arguments", "why") else "") for name in named),
+        ]
+        for each in audited
     ]
-    note = f"{len(rows)} entries since this node's start, the newest first. The file of the audit log has all."
+    entries = "1 entry" if len(rows) == 1 else f"{len(rows):,} entries"
+    note = f"{entries} since this node's start, the newest first. The file of the audit log has all."
     return table("audit", "Audit log of this node", AUDIT_COLUMNS, rows, note)
 
 

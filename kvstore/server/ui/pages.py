@@ -25,6 +25,7 @@ TEMPLATES = ("base.html", "page.html", "detail.html", "keys.html", "node.html", 
 FILES = {
     "ui.css": "ui.css",
     "ui.js": "ui.js",
+    "tables.js": "tables.js",
     "uplot.css": "uplot/uplot.css",
     "uplot.js": "uplot/uplot.js",
 }

@@ -9,6 +9,7 @@ from kvstore.proto.admin_pb2 import (
     BookieReport,
     ClusterReport,
     DirectoryReport,
+    Grade,
     LedgersResponse,
     NodeReport,
     NodeView,
@@ -17,6 +18,7 @@ from kvstore.proto.admin_pb2 import (
     ReplicaView,
 )
 from kvstore.proto.data_pb2 import PinsResponse, PinStatus
+from kvstore.server.status import health
 from kvstore.server.status.sizes import count, size
 from kvstore.server.ui.cells import Cell, Fact, page_path, table
 from kvstore.server.ui.ledgers import COLUMNS as LEDGER_COLUMNS
@@ -34,11 +36,28 @@ from kvstore.server.ui.view import (
     moves_of,
     partition_state,
     state_of,
+    verdict_of,
 )
 from kvstore.server.ui.words import rate, span, when
 
 LEDGERS_SHOWN = 10
 """Number of ledgers on the page of a partition: the newest ones."""
+
+
+def _of_cluster(report: ClusterReport) -> dict[str, str]:
+    """Return what a page about a part of the cluster shows of the whole."""
+    grade = Grade.Name(report.health.grade)
+    return {"server": report.server, "grade": grade, "verdict": "" if grade == "HEALTHY" else verdict_of(report)}
+
+
+def _alone(report: ClusterReport, partition: PartitionView) -> ClusterReport:
+    """Return the report with the findings about one partition, which `report` may have combined with others."""
+    alone = ClusterReport()
+    alone.CopyFrom(report)
+    del alone.partitions[:], alone.findings[:]
+    alone.partitions.append(partition)
+    alone.findings.extend(health.findings_of(alone))
+    return alone
 
 
 def node_page(report: ClusterReport, node: NodeView) -> dict[str, Any]:
@@ -51,7 +70,7 @@ def node_page(report: ClusterReport, node: NodeView) -> dict[str, Any]:
         ]
     return {
         "title": f"Node {node.id}",
-        "server": report.server,
+        **_of_cluster(report),
         "facts": list(_node_facts(report, node)),
         "findings": findings_of(report, f"node {node.id}"),
         "tables": [each for each in tables if each["rows"]],
@@ -134,9 +153,9 @@ def partition_page(
     hot = hot_keys([partition])
     return {
         "title": f"Partition {partition.id}",
-        "server": report.server,
+        **_of_cluster(report),
         "facts": list(_partition_facts(partition)),
-        "findings": findings_of(report, f"partition {partition.id}"),
+        "findings": findings_of(_alone(report, partition), f"partition {partition.id}"),
         "tables": [
             table("replicas", "Replicas", VIEW_COLUMNS, map(_replica, partition.replicas)),
             *([moves_of(report, moves)] if moves else []),
@@ -234,9 +253,10 @@ def bookie_page(report: ClusterReport, bookie: BookieReport) -> dict[str, Any]:
     ]
     return {
         "title": f"Bookie {bookie.id}",
-        "server": report.server,
+        **_of_cluster(report),
         "facts": list(_bookie_facts(bookie)),
-        "findings": findings_of(report, f"bookie {bookie.id}"),
+        "findings": findings_of(report, f"bookie {bookie.id}")
+        + (findings_of(report, f"node {bookie.node}") if bookie.no_answer else []),
         "tables": [each for each in tables if each["rows"]],
         "more": page_path("ledgers", bookie=bookie.id),
         "more_label": "Ledgers with entries on this bookie",
@@ -247,12 +267,13 @@ def _bookie_facts(bookie: BookieReport) -> Iterable[Fact]:
     yield Fact("state", *bookie_state(bookie))
     yield Fact("node", bookie.node or "not reported", link=page_path("node", id=bookie.node) if bookie.node else "")
     yield Fact("address", bookie.address or "?")
-    yield Fact("zone", bookie.zone or "none")
+    if bookie.zone or not bookie.no_answer:
+        yield Fact("zone", bookie.zone or "none")
     yield _fact("disk free", bookie_free(bookie.disk))
     yield _fact("used by ledgers", bookie_used(bookie.disk))
     yield Fact("kept in reserve", size(bookie.disk.reserve_bytes) if bookie.disk.reserve_bytes else "?")
     yield Fact("under-replicated ledgers", f"{bookie.lacking_ledgers:,}", "warn" if bookie.lacking_ledgers else "")
-    if not bookie.node:
+    if bookie.no_answer or not bookie.node:
         return  # the bookie protocol reports only free space and state
     yield Fact("ledgers", f"{bookie.ledgers:,}")
     yield Fact("ledgers in limbo", f"{bookie.limbo_ledgers:,}", "warn" if bookie.limbo_ledgers else "")

@@ -8,9 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kvstore.proto.admin_pb2 import (
-    DEGRADED,
     DOWN,
-    HEALTHY,
     BookieReport,
     ClusterReport,
     DiskReport,
@@ -22,7 +20,8 @@ from kvstore.proto.admin_pb2 import (
     PartitionView,
 )
 from kvstore.proto.namespaces import KINDS, refusing, shares_of, warning_of
-from kvstore.server.status.health import BEHIND_MAX, copies_of, is_scarce, to_serve
+from kvstore.server.status import health
+from kvstore.server.status.health import BEHIND_MAX, copies_of, is_scarce
 from kvstore.server.status.sizes import count, size
 from kvstore.server.ui.cells import Cell, page_path, table
 from kvstore.server.ui.charts import PERIODS
@@ -64,19 +63,10 @@ def page_of(report: ClusterReport, charts: Sequence[Any] = (), *, period: str = 
 
 
 def verdict_of(report: ClusterReport) -> str:
-    """Return the health in one short line. The findings have the reasons."""
-    findings = count(len(report.findings), "finding")
-    if report.health.grade == HEALTHY:
-        nodes, partitions = count(len(report.nodes), "node"), count(len(to_serve(report)), "partition")
-        return f"Healthy: {nodes}, {partitions}, all served"
-    if report.health.grade == DEGRADED:
-        return f"Degraded: all partitions are served, {findings}"
-    unserved = [each.id for each in to_serve(report) if not each.served]
-    if not unserved:
-        return f"Down: {report.findings[0].subject} cannot be written, {findings}"
-    if len(unserved) == 1:
-        return f"Down: partition {unserved[0]} is not served, {findings}"
-    return f"Down: {len(unserved)} of {count(len(to_serve(report)), 'partition')} are not served, {findings}"
+    """Return the verdict of `kvstore status`, with the number of findings."""
+    verdict = health.verdict_of(report, report.findings)
+    findings = f", {count(len(report.findings), 'finding')}" if report.findings else ""
+    return f"{verdict[0].upper()}{verdict[1:]}{findings}"
 
 
 def findings_of(report: ClusterReport, subject: str = "") -> list[dict[str, str]]:
@@ -100,6 +90,8 @@ def _page_about(subject: str) -> str:
     """Return the path of the page about a subject such as `node n1` or `partition p1 on n2`; empty if there is none."""
     kind, _, rest = subject.partition(" ")
     id_ = rest.partition(" ")[0]
+    if kind == "partitions":
+        return "/ui#partitions"
     return page_path(kind, id=id_) if kind in SUBJECTS and id_ else ""
 
 
@@ -111,7 +103,7 @@ def live_of(report: ClusterReport) -> dict[str, Any]:
         "changed": shape_of(report),
         "numbers": {name: text for name, _, text in _tiles(report)},
         "cells": {
-            **{f"load {each.id}": rate(each.lead.ops_per_s) for each in report.partitions},
+            **{f"load {each.id}": _operations(each) for each in report.partitions},
             **{f"{name} {node.id}": text for node in report.nodes for name, text in latencies_of(node)},
             **{f"{what} of {each.name}": text for each in report.namespaces for what, text in _uses(each)},
         },
@@ -215,28 +207,36 @@ PARTITION_COLUMNS = (
 
 
 def _partition(partition: PartitionView) -> list[Cell]:
-    lead, (state, tone) = partition.lead, partition_state(partition)
+    lead, (state, tone), is_known = partition.lead, partition_state(partition), partition.HasField("lead")
     lacking = f" ({lead.ledgers_lacking_copies:,} under-replicated)" if lead.ledgers_lacking_copies else ""
+    kept = f"from {lead.trimmed_sequence:,} on" if lead.trimmed_sequence else "complete"
     return [
         Cell(partition.id, link=page_path("partition", id=partition.id)),
         Cell(state, tone),
         Cell(partition.leader or "none", "" if partition.leader or tone == "good" else "bad"),
-        Cell(rate(lead.ops_per_s), "n", live=f"load {partition.id}"),
+        Cell(_operations(partition), "n", live=f"load {partition.id}"),
         Cell(f"{partition.share:.1%}", "n"),
         Cell(f"{partition.keys:,}", "n"),
         Cell(
-            f"{lead.ledgers:,}{lacking}", "warn" if lacking else "", link=page_path("ledgers", partition=partition.id)
+            f"{lead.ledgers:,}{lacking}" if is_known else "?",
+            "warn" if lacking else "",
+            link=page_path("ledgers", partition=partition.id),
         ),
-        Cell(f"from {lead.trimmed_sequence:,} on" if lead.trimmed_sequence else "complete"),
+        Cell(kept if is_known else "?"),
         _replicas(partition),
     ]
+
+
+def _operations(partition: PartitionView) -> str:
+    """Return the rate of operations, which only the leader knows."""
+    return rate(partition.lead.ops_per_s) if partition.HasField("lead") else "?"
 
 
 def partition_state(partition: PartitionView) -> tuple[str, str]:
     """Return (state, tone). A retired partition needs no leader."""
     if partition.served or partition.state == "retired":
         return partition.state, "good"
-    return f"{partition.state}, not served", "bad"
+    return "not served" if partition.state == "serving" else f"{partition.state}, not served", "bad"
 
 
 def _replicas(partition: PartitionView) -> Cell:
@@ -270,6 +270,8 @@ def _bookie(bookie: BookieReport) -> list[Cell]:
         bookie_used(bookie.disk),
     ]
     lacking = Cell(f"{bookie.lacking_ledgers:,}", "n warn" if bookie.lacking_ledgers else "n")
+    if bookie.no_answer:
+        return [*row, Cell("?", "n"), lacking, Cell("?", "n"), Cell("?")]
     if not bookie.node:  # the bookie protocol reports only free space and state
         return [*row, NOT_REPORTED, lacking, NOT_REPORTED, NOT_REPORTED]
     return [
@@ -283,7 +285,8 @@ def _bookie(bookie: BookieReport) -> list[Cell]:
 
 def bookie_state(bookie: BookieReport) -> tuple[str, str]:
     """Return (state, tone)."""
-    state = f"{bookie.state}, no answer: {bookie.no_answer}" if bookie.no_answer else bookie.state
+    state = "read-only" if bookie.state == "readonly" else bookie.state
+    state += f", no answer: {bookie.no_answer}" if bookie.no_answer else ""
     return state, "good" if state == "writable" else "bad"
 
 
@@ -317,7 +320,8 @@ def _copies(report: ClusterReport) -> str:
     # A mark waits until its bookie has been missing for the delay. The leader itself looks after the copies of an open
     # ledger.
     if copies.is_counted:
-        of = f"{count(counted.ledgers, 'ledger')}, {counted.foreign:,} of them not written by partitions"
+        others = f" ({counted.foreign:,} of them written by other clients)" if counted.foreign else ""
+        of = f"{count(counted.ledgers, 'ledger')}{others}, counted {span(counted.age_s)} ago"
     else:
         of = "Not all ledgers are counted"
     return f"{of}: {', '.join(counts)}{switched}."

@@ -67,8 +67,8 @@ def dead_node(cluster: Cluster) -> Iterator[Shown]:
     try:
         yield Shown(
             (
-                "Degraded: all partitions are served, ",
-                "refuses connections: ",
+                "Degraded, all partitions served, ",
+                "refuses connections",
                 "; it has 3 replicas",
                 "Next: start n3, or restart it if its process hangs; see its log",
                 "no answer: refuses connections",
@@ -87,7 +87,7 @@ def metadata_store_away(cluster: Cluster) -> Iterator[Shown]:
     try:
         yield Shown(
             (
-                "Degraded: all partitions are served, ",
+                "Degraded, all partitions served, ",
                 "no node reaches it; their knowledge is ",
                 "Clients are still served, but no leader, ledger or bookie can be replaced",
                 f"Next: start ZooKeeper at {cluster.file.zookeeper}",
@@ -111,7 +111,7 @@ def full_disk(cluster: Cluster) -> Iterator[Shown]:
     cluster.wait_ready()
     try:
         yield Shown(
-            ("it is read-only because its disk is full: ", "free space on its disk, or add a bookie", "readonly")
+            ("it is read-only because its disk is full: ", "free space on its disk, or add a bookie", "read-only")
         )
     finally:
         cluster.terminate("n3")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from inspect import getsource
 
 import pytest
@@ -12,7 +12,8 @@ from kvstore.meta.store import SessionState
 from kvstore.proto import admin_pb2
 from kvstore.proto.admin_pb2 import DEGRADED, DOWN, HEALTHY, ClusterReport, Finding
 from kvstore.server.status import health
-from kvstore.server.status.health import copies_of, findings_of, health_of, is_scarce
+from kvstore.server.status.health import copies_of, findings_of, health_of, is_scarce, verdict_of
+from kvstore.server.ui import view
 
 GIB = 1 << 30
 
@@ -418,8 +419,8 @@ def test_unserved_partition_comes_first_in_the_summary() -> None:
     line = health_of(report, found)
     assert line.grade == DOWN
     assert line.text == (
-        "not all partitions served: partition p1: the leader n1 does not serve yet (and 1 more finding). Next: wait "
-        "some seconds; then read the logs of its replicas' nodes and check the metadata store"
+        "down, partition p1 not served: partition p1: the leader n1 does not serve yet (and 1 more finding). Next: "
+        "wait some seconds; then read the logs of its replicas' nodes and check the metadata store"
     )
 
 
@@ -454,6 +455,56 @@ def test_partitions_with_one_reason_are_one_finding() -> None:
         report.partitions.add(id=f"p{number}", state="serving", leader="n9", served=False)
     [finding] = findings_of(report)
     assert finding.subject == "partitions p3, p4, p5, p6, p7 and 12 more"
+
+
+def test_partitions_that_differ_only_in_their_ledger_are_one_finding() -> None:
+    report = well()
+    for number, partition in enumerate(report.partitions):
+        partition.leader, partition.served = "", False
+        partition.replicas[0].lead_failure = f"ledger {number}: no definite answer from n2-ab, n3-ab"
+    [finding] = findings_of(report)
+    assert finding.subject == "partitions p1, p2"
+    assert finding.reason == "no leader; 3 of 3 replicas are up; n1: ledger 0: no definite answer from n2-ab, n3-ab"
+    report.partitions[1].replicas[0].lead_failure = "ledger 1: entry 7 is damaged"
+    assert [each.subject for each in findings_of(report)] == ["partition p1", "partition p2"]
+
+
+def read_only(report: ClusterReport) -> None:
+    for bookie in report.bookies[:2]:
+        bookie.state = "readonly"
+
+
+def unled(report: ClusterReport) -> None:
+    for partition in report.partitions:
+        partition.leader, partition.served = "", False
+
+
+def older(report: ClusterReport) -> None:
+    report.nodes[0].report.metadata.state = "older"
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ((), "healthy: 3 nodes, 2 partitions, all served"),
+        ((cut_off_one,), "degraded, all partitions served"),
+        ((not_yet,), "down, partition p1 not served"),
+        ((not_yet, read_only), "down, partition p1 not served, no writes served"),
+        ((unled, read_only), "down, 2 of 2 partitions not served"),
+        ((read_only,), "down, no writes served"),
+        ((older,), "down, partitions are losing their leaders"),
+    ],
+)
+def test_verdict_says_what_is_not_served(changes: Sequence[Callable[[ClusterReport], None]], verdict: str) -> None:
+    report = well()
+    for change in changes:
+        change(report)
+    report.findings.extend(findings_of(report))
+    assert verdict_of(report, report.findings) == verdict
+    assert health_of(report, report.findings).text.startswith(verdict)
+    shown = view.verdict_of(report)
+    assert shown.lower().startswith(verdict.lower())
+    assert shown.endswith("finding" if len(report.findings) == 1 else "findings") == bool(changes)
 
 
 def test_retired_partition_needs_no_leader() -> None:

@@ -123,7 +123,7 @@ async def test_page_loads_nothing_from_other_hosts_and_runs_only_its_own_code(op
     assert named
     assert all(each.startswith(("/", "#")) and not each.startswith("//") for each in named)
     assert not [name for _, each in elements.found for name in each if name == "style" or name.startswith("on")]
-    assert {str(each["src"]) for each in elements.of("script")} == {"/ui/ui.js", "/ui/uplot.js"}
+    assert {str(each["src"]) for each in elements.of("script")} == {"/ui/tables.js", "/ui/ui.js", "/ui/uplot.js"}
     for name in FILES:
         assert (await fetch(f"{opened.url}/ui/{name}"))[0].status == 200
 
@@ -298,7 +298,7 @@ async def test_ledgers_page_shows_the_newest_first(opened: Opened) -> None:
     assert list(rows) == ["3", "2", "1"]
     assert rows["2"][:6] == ["CLOSED", "2,000", "4", "199", "3.0 MiB", "3, 3, 2"]
     assert rows["2"][6] == "0: n1-ab, n2-ab, n3-ab · 57: n1-ab, n2-ab, <b>n4"
-    assert rows["3"][:5] == ["OPEN", "3,000", "4", "unknown while open", "?"]
+    assert rows["3"][:5] == ["OPEN", "3,000", "4", "open", "?"]
     assert "&lt;b&gt;n4" in page
     assert "<b>n4" not in page
     elements = Elements(page)

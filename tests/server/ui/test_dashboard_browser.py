@@ -39,7 +39,7 @@ async def test_keyboard_skips_to_the_content_and_reaches_wide_tables(opened: Ope
             stops.append(await tab.page.evaluate(FOCUSED))
         assert stops[:2] == ["Skip to the content", "kvstore"]
         sections = [each for each in stops if each.startswith("section ")]
-        assert sections == ["section hot", "section nodes", "section partitions", "section bookies"]
+        assert sections == ["section nodes", "section hot", "section partitions", "section bookies"]
         assert stops[stops.index("section partitions") + 1 :][:2] == ["p1", "0"], "a partition's page and its ledgers"
         assert stops[-1] == "this node", "nothing holds the focus"
 
@@ -60,6 +60,27 @@ async def test_charts_are_drawn_and_read_by_keys_under_the_policy(
         assert await tab.page.locator(".chart canvas").count() == len(CHARTS)
         await tab.page.locator(".chart").first.press("Home")
         await expect(legend).to_contain_text("100/s", timeout=PATIENCE_S * 1000)  # the oldest value
+        assert tab.complaints == []
+
+
+CELLS = """[...document.querySelectorAll("#partitions ~ table tbody tr")].map(row => row.cells[PLACE].textContent)"""
+
+
+async def test_long_table_is_sorted_by_its_headings(opened: Opened) -> None:
+    report = opened.made.report
+    for number in range(3, 13):
+        report.partitions.add(id=f"p{number}", state="serving", leader="n1", served=True, keys=1000 * number)
+    report.partitions[0].keys, report.partitions[1].keys = 5, 900
+    async with tab_of(f"{opened.url}/ui") as tab:
+        heading = tab.page.locator("#partitions ~ table th", has_text="keys").last
+        await heading.get_by_role("button").press("Enter")
+        assert await heading.get_attribute("aria-sort") == "descending"
+        found = await tab.page.evaluate(CELLS.replace("PLACE", "0"))
+        assert found == [*(f"p{number}" for number in range(12, 2, -1)), "p2", "p1"]
+        await tab.page.locator("#partitions ~ table th button", has_text="partition").click()
+        assert await heading.get_attribute("aria-sort") is None
+        assert (await tab.page.evaluate(CELLS.replace("PLACE", "0")))[:3] == ["p1", "p2", "p3"], "p10 comes later"
+        assert await tab.page.locator("#nodes ~ table button").count() == 0, "a short table needs no order"
         assert tab.complaints == []
 
 

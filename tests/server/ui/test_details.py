@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from kvstore.errors import MetadataUnavailable
+from kvstore.proto.admin_pb2 import LedgersResponse
+from kvstore.proto.data_pb2 import PinsResponse
 from kvstore.server.ui.cells import page_path
+from kvstore.server.ui.ledgers import BOOKIE_COLUMNS, bookie_ledgers_page_of
 from kvstore.server.ui.pages import DETAILS, MENU, POLICY
 from kvstore.server.ui.subjects import bookie_page, node_page, others_of, partition_page
 from tests.server.status.test_health import silent
@@ -46,8 +49,9 @@ async def test_page_escapes_the_names_of_others_and_can_be_used_by_everybody(ope
     assert len(set(headings)) == len(headings)
     assert all(each.get("aria-labelledby") in headings for each in elements.of("section"))
     assert all(each.get("scope") in ("col", "row") for each in elements.of("th"))
-    loads = [each for name in ("script", "link", "img") for each in elements.of(name)]
+    loads = [each for name in ("link", "img") for each in elements.of(name)]
     assert [each["href"] for each in loads] == ["/ui/ui.css"]
+    assert [each["src"] for each in elements.of("script")] == ["/ui/tables.js"]
 
 
 @pytest.mark.parametrize("path", ["clients", "transactions", "slow", "users", "snapshots"])
@@ -79,7 +83,8 @@ async def test_partition_page_is_complete_without_the_metadata_store(opened: Ope
     assert answer.status == 200
     assert "Unknown: the session is lost" in page
     assert "Replicas" in page
-    assert [(await fetch(f"{opened.url}/ui/{name}"))[0].status for name in ("users", "snapshots")] == [200, 503]
+    assert [(await fetch(f"{opened.url}/ui/{name}"))[0].status for name in ("users", "snapshots")] == [200, 200]
+    assert "Unknown: the session is lost" in (await fetch(f"{opened.url}/ui/snapshots"))[1]
 
 
 async def test_ledgers_of_a_bookie_are_read_in_pages(opened: Opened) -> None:
@@ -105,6 +110,30 @@ def test_partition_page_shows_replicas_moves_ledgers_and_pins() -> None:
     assert [row[0] for row in rows(page, "moves")] == ["7"]
     assert [row[0] for row in rows(page, "ledgers")] == [str(number) for number in range(12, 2, -1)]
     assert rows(page, "pins") == []
+
+
+def test_pages_show_what_the_cluster_finds_about_their_subject() -> None:
+    report = loaded()
+    for partition in report.partitions:
+        partition.served, partition.leader = False, ""
+    silent(report, 3)
+    report.bookies[2].no_answer = "refuses connections"
+    judged(report)
+    page = partition_page(report, report.partitions[1], log_of(1), PinsResponse())
+    assert [each["subject"] for each in page["findings"]] == ["partition p2"], "without p1, which has the same reason"
+    assert (page["grade"], page["verdict"]) == ("DOWN", "Down, 2 of 2 partitions not served, 3 findings")
+    page = bookie_page(report, report.bookies[2])
+    assert [each["subject"] for each in page["findings"]] == ["node n3"]
+    assert "ledgers" not in facts(page), "nobody reports them"
+    assert node_page(judged(loaded()), loaded().nodes[0])["verdict"] == ""
+
+
+def test_ledgers_of_a_bookie_are_shown_without_what_their_list_lacks() -> None:
+    ledger = log_of(1).ledgers[0]
+    [row] = bookie_ledgers_page_of(LedgersResponse(ledgers=[ledger]), "n1-ab", "n1")["tables"][0]["rows"]
+    shown = dict(zip(BOOKIE_COLUMNS, [cell.text for cell in row], strict=True))
+    assert shown["state"] == ledger.state
+    assert "epoch" not in shown
 
 
 def test_node_page_of_a_silent_node_shows_what_is_known() -> None:

@@ -64,7 +64,7 @@ def test_verdict_is_that_of_the_health_rules() -> None:
     page = page_of(judged(report))
     assert (page["grade"], page["verdict"]) == (
         "DOWN",
-        "Down: partition p2 is not served, 3 findings",
+        "Down, partition p2 not served, 3 findings",
     )
     assert [each["reason"] for each in page["findings"]] == [each.reason for each in report.findings]
 
@@ -74,7 +74,7 @@ def test_full_disk_and_failed_directory_are_shown_at_their_bookie() -> None:
     report.bookies[0].state, report.bookies[0].disk.free_bytes = "readonly", 1 << 20
     report.bookies[1].directories.add(path="/d2", failure="Input/output error")
     bookies = cells(report, "bookies")
-    assert "readonly" in bookies["n1-ab"]
+    assert "read-only" in bookies["n1-ab"]
     assert "1.0 MiB | 100 GiB" in bookies["n1-ab"]
     assert "/d2: Input/output error" in bookies["n2-ab"]
 
@@ -118,6 +118,27 @@ def test_bookie_without_a_server_is_shown_as_not_reported() -> None:
     assert bookie_document(report.bookies[1])["limbo_ledgers"] == 0
 
 
+def test_what_nobody_reports_is_shown_as_unknown() -> None:
+    report = loaded()
+    silent(report, 2)
+    report.bookies[1].no_answer = "refuses connections"
+    report.partitions[0].served, report.partitions[0].leader = False, ""
+    report.partitions[0].ClearField("lead")
+    assert cells(report, "bookies")["n2-ab"].endswith("| ? | 0 | ? | ?")
+    p1 = cells(report, "partitions")["p1"].split(" | ")
+    assert p1[:3] == ["not served", "none", "?"]
+    assert p1[5:7] == ["?", "?"], "the ledgers, and from where the log is kept"
+    assert live_of(report)["cells"]["load p1"] == "?"
+
+
+def test_finding_about_several_partitions_links_to_their_table() -> None:
+    report = loaded()
+    for partition in report.partitions:
+        partition.served, partition.leader = False, ""
+    [finding] = page_of(judged(report))["findings"]
+    assert (finding["subject"], finding["link"]) == ("partitions p1, p2", "/ui#partitions")
+
+
 def test_missing_copies_are_shown_per_bookie_and_in_total() -> None:
     report = judged(loaded())
     report.partitions[0].lead.ledgers_lacking_copies = 2
@@ -126,7 +147,7 @@ def test_missing_copies_are_shown_per_bookie_and_in_total() -> None:
     place = BOOKIE_COLUMNS.index("under-replicated")
     assert [row[place].text for row in page["bookies"]["rows"]] == ["0", "0", "2"]
     assert page["bookies"]["note"].startswith(
-        "40 ledgers, 0 of them not written by partitions: under-replicated 2, at risk 0, marked for repair 0, being"
+        "40 ledgers, counted 12 s ago: under-replicated 2, at risk 0, marked for repair 0, being"
     )
     assert next(each["text"] for each in page["tiles"] if each["id"] == "lacking") == "2"
 

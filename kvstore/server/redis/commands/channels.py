@@ -166,6 +166,7 @@ FAMILY = Family(
         Command(
             *("PUBLISH", "Send a message to the subscribers of a channel on all nodes.", _publish, 3, 3),
             lambda words: channels_need(Right.WRITE, words[1:2]),
+            flag="pubsub",
             differs="A channel has the rights of a key of its name. Returns the number of "
             "subscriptions at the contacted node, as in Redis Cluster. In a transaction, the message is sent after "
             "the writes have taken effect. A message has at most 1 MiB. In the rate of a namespace, it counts as one "
@@ -174,15 +175,21 @@ FAMILY = Family(
         Command(
             *("SUBSCRIBE", "Receive the messages of channels.", _SUBSCRIBE, 2, 0),
             lambda words: channels_need(Right.READ, words[1:]),
+            flag="pubsub",
             differs=_LIMITS,
         ),
         Command(
             *("PSUBSCRIBE", "Receive the messages of channels that match patterns.", _PSUBSCRIBE, 2, 0),
             lambda words: patterns_need(words[1:]),
+            flag="pubsub",
             differs="Needs the right on all names that begin with the literal start of the pattern. " + _PATTERN_LIMITS,
         ),
-        Command("UNSUBSCRIBE", "Stop receiving the messages of channels.", _UNSUBSCRIBE, 1, 0, Need.LOGIN),
-        Command("PUNSUBSCRIBE", "Stop receiving the messages of patterns.", _PUNSUBSCRIBE, 1, 0, Need.LOGIN),
+        Command(
+            "UNSUBSCRIBE", "Stop receiving the messages of channels.", _UNSUBSCRIBE, 1, 0, Need.LOGIN, flag="pubsub"
+        ),
+        Command(
+            "PUNSUBSCRIBE", "Stop receiving the messages of patterns.", _PUNSUBSCRIBE, 1, 0, Need.LOGIN, flag="pubsub"
+        ),
         Command(
             *(
                 "PUBSUB",
@@ -192,6 +199,7 @@ FAMILY = Family(
                 0,
             ),
             Need.LOGIN,
+            flag="pubsub",
             differs="Describes the contacted node, as in Redis Cluster. Shows only channels that the user may read.",
         ),
     ),

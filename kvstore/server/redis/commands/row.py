@@ -96,7 +96,8 @@ class Command(NamedTuple):
     """The permissions that the command requires; a function if they depend on its words."""
     keys: KeyPositions = NO_KEYS
     flag: str = ""
-    """`readonly` or `write`, for clients that choose among nodes; empty if the command takes no keys."""
+    """`readonly` or `write`, for clients that choose among nodes; `pubsub` if clients choose the node by the names of
+    channels; otherwise empty."""
     differs: str = ""
     """How the command differs from Redis, for docs/reference/redis.md."""
 

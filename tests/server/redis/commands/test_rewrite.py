@@ -254,3 +254,4 @@ async def test_redis_cluster_client_works(resp: RespPort) -> None:
         await client.set("{t}a", 1)
         assert await client.rename("{t}a", "{t}b")
         assert await client.cluster_keyslot("{t}a") == client.keyslot("t")
+        assert await client.publish("channel", "message") == 0, "the flag pubsub says where the channel's name is"
