@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from decimal import Context, Decimal
 from io import BytesIO
-from typing import Any
+from typing import Any, cast
 
 from kvstore.errors import ConfigError
 from kvstore.extras import install_hint
@@ -42,7 +42,7 @@ def avro_decoder(definition: bytes) -> Decoder:
 
     def decode(value: bytes) -> dict[str, Any]:
         stream = BytesIO(value)
-        found: dict[str, Any] = schemaless_reader(stream, schema, None)
+        found = cast("dict[str, Any]", schemaless_reader(stream, schema, None))
         if stream.tell() != len(value):
             raise ValueError("bytes follow the record")
         return found

@@ -158,4 +158,7 @@ def test_java_quickstart_builds_and_runs(cluster: Cluster, tmp_path: Path) -> No
     address = f"-Dexec.args={address_of(cluster, 'n3')}"
     words = ("mvn", "-q", "-B", "-Dstyle.color=never", "compile", "exec:java", address)
     lacks = r"Could not (resolve|transfer)|was not found in"
-    check_shown(build(*words, cwd=folder, lacks=lacks, MAVEN_OPTS="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"))
+    said = build(*words, cwd=folder, lacks=lacks, MAVEN_OPTS="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+    check_shown(said)
+    compared = r"^5000 puts took \d+ ms in calls; with as many gets, \d+ ms over one session$"
+    assert re.search(compared, said, re.MULTILINE), said

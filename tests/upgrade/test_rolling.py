@@ -14,14 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis.cluster import ClusterNode, RedisCluster
+from redis.exceptions import ResponseError
 
 from kvstore import versions
 from kvstore.client import AsyncClient
 from kvstore.client.pinned.pins import pin_store, unpin
 from kvstore.client.pinned.read import read_pinned
 from kvstore.devcluster.layout import NodePlace
-from kvstore.ring import MURMUR3, SLOTS_HASH, encode, new_ring
-from kvstore.ring.hashing import KeyHash, KeyHashName
+from kvstore.ring import MURMUR3, SLOTS_HASH, Ring, encode, new_ring
+from kvstore.ring.hashing import SLOTS, KeyHash, KeyHashName
 from kvstore.server.app import VERSION
 from kvstore.spark.snapshots import verify
 from kvstore.spark.snapshots.directory import DirectoryStore
@@ -111,7 +113,9 @@ async def waits_for(stage: RingStage, why: str) -> Any:
 
 
 @asynccontextmanager
-async def under_load(stage: RingStage, planned: list[Any]) -> AsyncIterator[RingLoad]:
+async def under_load(stage: RingStage, planned: list[Any], *, least: int) -> AsyncIterator[RingLoad]:
+    """Run the block under load in these ranges, and judge all answers. `least` is the number of operations without
+    which there was no load."""
     async with AsyncClient(stage.cluster.url) as client:
         load = RingLoad(client, stage.statics, 1, rest_s=REST_S)
         load.aim(planned)
@@ -122,17 +126,44 @@ async def under_load(stage: RingStage, planned: list[Any]) -> AsyncIterator[Ring
             await load.stop()
         problems = await stage.judge(load)
     assert {what: problems[what] for what in PROBLEMS} == dict.fromkeys(PROBLEMS, 0)
-    assert len(load.waits) > 1_000, "it was under load"
+    assert len(load.waits) > least, "it was under load"
 
 
-def read_all(url: str) -> dict[bytes, bytes]:
-    """Return the statics of the whole store at one moment."""
+def read_all(url: str) -> dict[bytes, tuple[str, bytes]]:
+    """Return the statics of the whole store at one moment: the partition that has each, and its value."""
     store = pin_store(url, ttl_s=60)
     try:
-        pages = (page for split in store.splits() for page in read_pinned(split, prefix=b"static"))
-        return {row.key: row.value for page in pages for row in page.rows()}
+        assert store.hash is MURMUR3, "another key hash would move every key"
+        pages = ((split, page) for split in store.splits() for page in read_pinned(split, prefix=b"static"))
+        return {row.key: (split.partition, row.value) for split, page in pages for row in page.rows()}
     finally:
         unpin(url, store.id)
+
+
+def placed(ring: Ring, statics: dict[bytes, bytes]) -> dict[bytes, tuple[str, bytes]]:
+    """Return the partition that murmur3 gives each static in this ring, and its value."""
+    return {key: (str(ring.owner_of(MURMUR3.token_of(key))), value) for key, value in statics.items()}
+
+
+def check_redis_clients(cluster: Cluster) -> None:
+    """Check that clients of Redis Cluster, which compute slots, reach every key. No table of slots can be true: the one
+    that they get divides the slots among the nodes, and each node executes every command."""
+    table = sorted(cluster.redis("n1").cluster("SLOTS"))
+    assert [first for first, *_ in table] == [0, *(last + 1 for _, last, *_ in table[:-1])]
+    assert table[-1][1] == SLOTS - 1
+    assert {primary[1] for _, _, primary, *_ in table} == {cluster.address(node, "resp")[1] for node in cluster.ids}
+    for node in cluster.ids:
+        plain = cluster.redis(node)
+        assert plain.info("cluster")["cluster_enabled"] == 0
+        with pytest.raises(ResponseError, match="expected the key hash slots, got murmur3"):
+            plain.cluster("COUNTKEYSINSLOT", 1)
+    keys = {f"redis{number}": b"%d" % number for number in range(60)}
+    with RedisCluster(startup_nodes=[ClusterNode(*cluster.address("n1", "resp"))]) as client:
+        for key, value in keys.items():
+            assert client.set(key, value)
+    with RedisCluster(startup_nodes=[ClusterNode(*cluster.address("n2", "resp"))]) as client:
+        assert {key: client.get(key) for key in keys} == keys
+    assert cluster.redis("n3").mget(list(keys)) == list(keys.values()), "no plain client is redirected"
 
 
 async def snapshot(stage: RingStage, directory: Path) -> dict[bytes, bytes]:
@@ -155,10 +186,11 @@ async def test_last_release_is_upgraded_and_downgraded_under_load(tmp_path: Path
         stage = RingStage(cluster, Report(), keys=KEYS, value_bytes=VALUE_BYTES, seed=1)
         await stage.fill()
         planned = await stage.plan("add", "--count", "1")
-        async with under_load(stage, planned) as load:
+        async with under_load(stage, planned, least=1_000) as load:
             await releases.restart("n1")
             await stage.change("add", "--count", "1")
             await stage.moved(load)
+            founded = await stage._ring()
             await releases.restart("n2")
             async with asyncio.TaskGroup() as meanwhile:
                 taken = meanwhile.create_task(snapshot(stage, tmp_path / "snapshots"))
@@ -177,8 +209,16 @@ async def test_last_release_is_upgraded_and_downgraded_under_load(tmp_path: Path
                 return releases.log_versions() == {versions.LATEST}
 
             await wait_until(risen, timeout_s=60, what="the cluster's version rises, and each log follows it")
-            assert await asyncio.to_thread(read_all, cluster.url) == stage.statics
-            assert (await stage._ring()).hash is MURMUR3, "a change would move every key"
+            upgraded = await stage._ring()
+            assert (upgraded.hash, upgraded.tokens) == (MURMUR3, founded.tokens)
+            assert await asyncio.to_thread(read_all, cluster.url) == placed(founded, stage.statics)
+            await asyncio.to_thread(check_redis_clients, cluster)
+        async with under_load(stage, await stage.plan("add", "--count", "1"), least=100) as load:
+            await stage.change("add", "--count", "1")
+            await stage.moved(load)
+        grown = await stage._ring()
+        assert (grown.hash, len(grown.owners)) == (MURMUR3, 3)
+        assert await asyncio.to_thread(read_all, cluster.url) == placed(grown, stage.statics)
     finally:
         await asyncio.to_thread(cluster.end)
 

@@ -21,12 +21,19 @@ import io.grpc.ManagedChannel;
 import io.grpc.StatusRuntimeException;
 import io.grpc.protobuf.StatusProto;
 import java.security.SecureRandom;
+import java.util.ArrayList;
 import java.util.Iterator;
+import java.util.List;
 import java.util.Optional;
+import java.util.concurrent.Callable;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.Future;
 import java.util.concurrent.TimeUnit;
 
 /**
- * Quickstart: put, get, compare-and-set and watch over gRPC, with the three outcomes told apart.
+ * Quickstart: put, get, compare-and-set and watch over gRPC, with the three outcomes told apart. Session.java has many
+ * operations in flight over one stream.
  *
  * <p>{@code mvn -q compile exec:java -Dexec.args=127.0.0.1:7401}
  */
@@ -34,6 +41,8 @@ public final class Quickstart {
     private static final long TIMEOUT_S = 30;
     private static final long ATTEMPT_S = 2;
     private static final long PAUSE_MS = 100;
+    private static final int CALLERS = 500;
+    private static final int KEYS = 10;
 
     private final KVGrpc.KVBlockingStub store;
     private final ByteString client;
@@ -148,11 +157,61 @@ public final class Quickstart {
         }
     }
 
-    public static void main(String[] arguments) throws InterruptedException {
+    /** Writes the same keys twice: each in a call of its own, and all over one session. */
+    private static void compare(KVGrpc.KVBlockingStub store, Session session) throws Exception {
+        ByteString hello = ByteString.copyFromUtf8("hello");
+        ByteString world = ByteString.copyFromUtf8("world");
+        long inCalls = timed(key -> store.withDeadlineAfter(TIMEOUT_S, TimeUnit.SECONDS)
+                .put(PutRequest.newBuilder().setKey(key).setValue(hello).build()));
+        long overSession = timed(key -> {
+            session.put(key, world).get(TIMEOUT_S, TimeUnit.SECONDS);
+            Optional<ByteString> found = session.get(key).get(TIMEOUT_S, TimeUnit.SECONDS);
+            if (!found.equals(Optional.of(world))) {
+                throw new IllegalStateException("expected the value that was put, got " + found);
+            }
+        });
+        System.out.printf(
+                "%d puts took %d ms in calls; with as many gets, %d ms over one session%n",
+                CALLERS * KEYS, inCalls, overSession);
+    }
+
+    private interface Work {
+        void on(ByteString key) throws Exception;
+    }
+
+    /** Returns the milliseconds that 500 threads take for ten keys each. */
+    private static long timed(Work work) throws Exception {
+        ExecutorService threads = Executors.newFixedThreadPool(CALLERS);
+        try {
+            List<Callable<Void>> callers = new ArrayList<>();
+            for (int caller = 0; caller < CALLERS; caller++) {
+                String prefix = "quickstart/java/" + caller + "/";
+                callers.add(() -> {
+                    for (int number = 0; number < KEYS; number++) {
+                        work.on(ByteString.copyFromUtf8(prefix + number));
+                    }
+                    return null;
+                });
+            }
+            long begun = System.nanoTime();
+            for (Future<Void> done : threads.invokeAll(callers)) {
+                done.get();
+            }
+            return TimeUnit.NANOSECONDS.toMillis(System.nanoTime() - begun);
+        } finally {
+            threads.shutdownNow();
+        }
+    }
+
+    public static void main(String[] arguments) throws Exception {
         String address = arguments.length > 0 ? arguments[0] : "127.0.0.1:7401";
         ManagedChannel channel = Grpc.newChannelBuilder(address, InsecureChannelCredentials.create()).build();
         try {
-            new Quickstart(KVGrpc.newBlockingStub(channel)).run();
+            KVGrpc.KVBlockingStub store = KVGrpc.newBlockingStub(channel);
+            new Quickstart(store).run();
+            try (Session session = new Session(KVGrpc.newStub(channel))) {
+                compare(store, session);
+            }
         } finally {
             channel.shutdownNow().awaitTermination(TIMEOUT_S, TimeUnit.SECONDS);
         }
