@@ -9,6 +9,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import fastavro
 import pyarrow as pa
 import pytest
 
@@ -16,8 +17,6 @@ from kvstore.errors import ConfigError, InvalidRequest
 from kvstore.spark import columns
 from kvstore.spark.avro_values import avro_decoder
 from kvstore.spark.options import types_of
-
-fastavro = pytest.importorskip("fastavro")  # an environment from before it was pinned has none
 
 FIXED = {"type": "fixed", "name": "Size", "size": 2, "logicalType": "decimal", "precision": 4, "scale": 1}
 LINE = {"type": "record", "name": "Line", "fields": [{"name": "count", "type": "int"}]}

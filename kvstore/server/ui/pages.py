@@ -1,4 +1,5 @@
-"""The templates and files of the dashboard, which are read once, and their HTTP responses."""
+"""The templates and files of the dashboard, which are read once, and their HTTP responses. A template is compiled when
+it is first used, because a node's start is not to wait for it."""
 
 from __future__ import annotations
 
@@ -52,19 +53,18 @@ class Pages:
     def __init__(self) -> None:
         folder = resources.files(__package__) / "files"
         self._files = {name: (folder / path).read_text("utf-8") for name, path in FILES.items()}
-        strict = jinja2.Environment(
+        self._templates = jinja2.Environment(
             autoescape=True,
             undefined=jinja2.StrictUndefined,
             loader=jinja2.DictLoader({name: (folder / name).read_text("utf-8") for name in TEMPLATES}),
             trim_blocks=True,
         )
-        strict.filters["parts"] = parts
-        strict.globals["menu"] = MENU
-        self._templates = {name: strict.get_template(name) for name in TEMPLATES}
+        self._templates.filters["parts"] = parts
+        self._templates.globals["menu"] = MENU
 
     def html(self, name: str, context: Mapping[str, Any], *, status: int = 200) -> HttpResponse:
         """Return the page that a template makes of `context`."""
-        text = self._templates[name].render({"page": "", "server": "", **context})
+        text = self._templates.get_template(name).render({"page": "", "server": "", **context})
         return HttpResponse(status, text.encode(), HEADERS, "text/html; charset=utf-8")
 
     def file(self, name: str) -> HttpResponse:
