@@ -95,6 +95,7 @@ HTTP_NEEDS: dict[str, Check] = {
     "/ui/series": admin,
     **dict.fromkeys((f"/ui/{name}" for name in ("keys", "key", "sessions", "ui.css")), login),
     "/ui/ui.js": admin,
+    "/ui/tables.js": admin,
     "/ui/uplot.css": admin,
     "/ui/uplot.js": admin,
     "/healthz": nothing,
