@@ -313,7 +313,7 @@ class FeedReader:
             except Unavailable as error:
                 if self._closing.is_set():
                     raise
-                failure = Unavailable(f"{address}: {error}")
+                said = failure = Unavailable(f"{address}: {error}")  # an answer of another cluster
             except (OSError, ConfigError) as error:  # a certificate or password file may be missing for a moment
                 failure = Unavailable(f"{address}: {error}")
             failure = refusals.judge(address, failure, addresses, has_served=has_served)

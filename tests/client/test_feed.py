@@ -1,13 +1,17 @@
-"""Values that no request can carry are refused like the reader's other errors, before a server is asked."""
+"""Values that no request can carry are refused like the reader's other errors, before a server is asked. Of several
+errors the one that a server gave is raised."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from grpc import StatusCode
+from grpc.aio import AioRpcError, Metadata
 
 from kvstore.client import FeedReader
-from kvstore.errors import InvalidRequest
+from kvstore.errors import InvalidRequest, Unavailable
+from kvstore.proto import feed_pb2
 
 NOBODY = "kv://127.0.0.1:9?timeout=1ms"
 
@@ -39,3 +43,23 @@ def test_bound_that_cannot_be_sent_is_refused(name: str, wrong: Any) -> None:
 def test_hold_for_an_impossible_time_is_refused(wrong: float) -> None:
     with FeedReader(NOBODY) as feed, pytest.raises(InvalidRequest, match="expected `ttl_s` to be 0 or more"):
         feed.hold("h", {"p1": 0}, wrong)
+
+
+def test_answer_of_another_cluster_counts_more_than_a_call_that_ran_out_of_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = iter([feed_pb2.PositionsResponse(cluster="theirs")])
+
+    class Stub:
+        def Positions(self, request: feed_pb2.PositionsRequest, timeout: float) -> feed_pb2.PositionsResponse:
+            for each in answers:
+                return each
+            raise AioRpcError(StatusCode.DEADLINE_EXCEEDED, Metadata(), Metadata(), "out of time")
+
+    stub = Stub()
+    monkeypatch.setattr(FeedReader, "_stub", lambda *_: stub)
+    with (
+        FeedReader("kv://127.0.0.1:9?timeout=300ms", "ours") as feed,
+        pytest.raises(Unavailable, match="'theirs' is another cluster: expected a server of 'ours'"),
+    ):
+        feed.positions()
