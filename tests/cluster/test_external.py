@@ -89,8 +89,6 @@ def test_nothing_is_lost_when_leaders_and_bookies_are_killed(outside: Outside, c
         # Only the servers can have done it: these bookies repair nothing.
         cluster.wait_until(lambda: not naming(outside, lost), "the copies of a dead bookie are made again", WHOLE_S)
         wait_going_on(cluster, counters)
-    for counter in counters.values():
-        assert counter.refused == [], counter.name
 
 
 def test_cluster_killed_at_once_restarts_with_all_data(outside: Outside, cluster: Cluster) -> None:
