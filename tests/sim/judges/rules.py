@@ -13,7 +13,7 @@ from kvstore.ring import PartitionState, Ring, decode
 from kvstore.types import NO_ENTRY, EntryId, LedgerId, LedgerMetadata, LedgerState, PartitionId, Position, machine_of
 from kvstore.wal import list_codec
 from kvstore.wal.ledger_list import LedgerList, Listed
-from kvstore.wal.placement import machine_count
+from kvstore.wal.placement import node_of_or_none
 
 _LOG = re.compile(re.escape(paths.PARTITIONS) + r"/([^/]+)/log")
 _STEPS = {
@@ -88,7 +88,8 @@ class MetadataRules:
         after = ledger_metadata.decode(ledger, data)
         self.ledgers[ledger] = after
         for each in after.fragments:
-            distinct = machine_count(each.ensemble) == len(each.ensemble)
+            machines = {machine_of(node_of_or_none(bookie) or bookie) for bookie in each.ensemble}
+            distinct = len(machines) == len(each.ensemble)
             self._expect(distinct, "W10 an ensemble has one bookie of each machine", (ledger, each))
         if before is None:
             fresh = after.state is LedgerState.OPEN and len(after.fragments) == 1
