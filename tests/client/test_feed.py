@@ -45,7 +45,7 @@ def test_hold_for_an_impossible_time_is_refused(wrong: float) -> None:
         feed.hold("h", {"p1": 0}, wrong)
 
 
-def test_answer_of_another_cluster_counts_more_than_a_call_that_ran_out_of_time(
+def test_answer_of_another_cluster_counts_more_than_a_late_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answers = iter([feed_pb2.PositionsResponse(cluster="theirs")])
