@@ -19,6 +19,7 @@ from kvstore.cli.output import as_table, printable
 from kvstore.cli.snapshot_options import UpTo
 from kvstore.errors import ConfigError, Corrupted, InvalidRequest, StoreError, Unavailable
 from kvstore.extras import install_hint
+from kvstore.server.status.sizes import count, size
 
 if TYPE_CHECKING:
     from kvstore.client.core.config import ClientConfig
@@ -372,7 +373,7 @@ def report_busy(names: Sequence[str]) -> None:
 def sentence(manifest: Manifest) -> str:
     """Describe a snapshot in one line."""
     what = f"{manifest.kind} snapshot" + (f" after {manifest.parent}" if manifest.parent else "")
-    return f"{what}, {manifest.rows} rows in {len(manifest.files)} files, {manifest.size_bytes / 2**20:.1f} MiB"
+    return f"{what}, {count(manifest.rows, 'row')} in {count(len(manifest.files), 'file')}, {size(manifest.size_bytes)}"
 
 
 def problems_of(store: SnapshotStore, chain: Sequence[Manifest]) -> list[Problem]:

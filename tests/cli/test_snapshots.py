@@ -16,7 +16,7 @@ from kvstore.cli import snapshot_spark
 from kvstore.cli.main import main
 from kvstore.cli.snapshot_metrics import METRICS
 from kvstore.cli.snapshot_options import moment
-from kvstore.cli.snapshot_tools import cut_of
+from kvstore.cli.snapshot_tools import cut_of, sentence
 from kvstore.errors import ConfigError
 from kvstore.spark.snapshots import local_tables
 from kvstore.spark.snapshots.chains import Cut, complete_until_ms
@@ -24,7 +24,7 @@ from kvstore.spark.snapshots.directory import RESUMABLE_S, DirectoryStore
 from kvstore.spark.snapshots.legal_holds import LegalHold
 from kvstore.spark.snapshots.manifest import NAME, Manifest, encode
 from kvstore.spark.snapshots.planning import NotContinuable, SnapshotRequest
-from tests.spark.snapshots.made import EPOCH_MS, full, incremental, some_log
+from tests.spark.snapshots.made import EPOCH_MS, full, incremental, manifest_of, some_log
 
 Run = Callable[..., tuple[int, str, str]]
 LOG = some_log(90)
@@ -528,3 +528,15 @@ def test_metrics_file_is_replaced_as_a_whole(
     assert [each.name for each in tmp_path.iterdir() if each.is_file()] == ["kvstore.prom"]
     code, _, err = run("list", store.root, "--metrics-file", tmp_path / "kvstore.txt")
     assert (code, "a name that ends with .prom" in err) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("rows", "size_bytes", "said"),
+    [
+        (1, 40, "full snapshot, 1 row in 0 files, 40 B"),
+        (12_000, 3 << 20, "full snapshot, 12,000 rows in 0 files, 3.0 MiB"),
+    ],
+)
+def test_snapshot_is_described_in_the_unit_of_its_size(rows: int, size_bytes: int, said: str) -> None:
+    """A small snapshot used to have 0.0 MiB."""
+    assert sentence(replace(manifest_of("s", None, ()), rows=rows, size_bytes=size_bytes)) == said
