@@ -101,7 +101,6 @@ def list_bookies(cluster: ClusterOptions = LOCAL, json: Json = False) -> None:
             for bookie in sorted(known | set(named))
         ]
 
-    cluster = cluster
     rows = from_store_or_servers(cluster, work, _reported)
     if not any("failed_directories" in row for row in rows):
         failed = _failed_directories(cluster)
