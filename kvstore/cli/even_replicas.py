@@ -46,7 +46,6 @@ def even_replicas(
     from kvstore.proto.admin_pb2 import ChangeReplicasRequest
     from kvstore.server.placement.balancing import held_by, not_considered
 
-    cluster = cluster
     moved: list[BalancingMove] = []
     with reporting_interrupt("interrupted; a replica is still moving: see `kvstore ring status`"):
         while True:

@@ -274,7 +274,6 @@ def _address_or_none(node: str, cluster: ClusterOptions) -> str | None:
             return None
         return Member.decode(data).grpc
 
-    cluster = cluster
     return with_tools(cluster, address)
 
 

@@ -44,7 +44,6 @@ def status(
     3: unknown. The command needs no metadata store: with --server, and for a local cluster, nodes report what they
     know.
     """
-    cluster = cluster
     try:
         if not watch:
             raise typer.Exit(_show_once(cluster, json=json))
