@@ -24,6 +24,7 @@ from kvstore.meta.transfer import export, restore
 from kvstore.proto.bookkeeper import Status
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Quorum
 from tests.bookie.support import KEY, crash, given_ids, in_world, packet, run, tiny
+from tests.sim.world.disk import SimDisk
 from tests.sim.world.env import NodeCrashed, SimWorld
 from tests.sim.world.pause import pause
 
@@ -146,17 +147,23 @@ async def test_bookie_registers_again_after_a_lost_session(world: SimWorld, tree
         assert await one.client.bookies() == RegisteredBookies({one.bookie.id: "b1:3181"}, {})
 
 
+async def filled(world: SimWorld, one: Started) -> SimDisk:
+    """Leave little free space, and add entries until the bookie refuses one. Return its disk."""
+    disk = world.node("b1").disk
+    disk.set_capacity(disk.config.capacity_bytes - disk.free_bytes() + 5 * 4096)
+    entry = 0
+    while await one.add(entry, b"x" * 300) is Status.OK:
+        entry += 1
+    return disk
+
+
 @in_world
 async def test_full_disk_changes_the_registration_and_is_logged_once(
     world: SimWorld, tree: MemoryTree, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with started(world, tree) as one:
         await one.create_ledger()
-        disk = world.node("b1").disk
-        disk.set_capacity(disk.config.capacity_bytes - disk.free_bytes() + 5 * 4096)
-        entry = 0
-        while await one.add(entry, b"x" * 300) is Status.OK:
-            entry += 1
+        disk = await filled(world, one)
         await pause(1)
         assert await one.client.bookies() == RegisteredBookies({}, {one.bookie.id: "b1:3181"})
         await pause(20)
@@ -173,11 +180,7 @@ async def test_disk_that_others_have_filled_is_logged_once(
     """The reserve is used up, too: the segment ahead and the reserve have checks of their own, with different texts."""
     async with started(world, tree, reserve_bytes=1 << 20) as one:
         await one.create_ledger()
-        disk = world.node("b1").disk
-        disk.set_capacity(disk.config.capacity_bytes - disk.free_bytes() + 5 * 4096)
-        entry = 0
-        while await one.add(entry, b"x" * 300) is Status.OK:
-            entry += 1
+        await filled(world, one)
         await pause(20)
         assert await one.client.bookies() == RegisteredBookies({}, {one.bookie.id: "b1:3181"})
         assert caplog.text.count("cannot be created, retrying") == 1, "not at each check"
