@@ -146,7 +146,7 @@ def snapshots_page(records: Sequence[tuple[str, SnapshotRecord]] | str, date_ms:
         f"The cluster knows {count(len(rows), 'snapshot')}, the newest first. A snapshot whose files were deleted "
         "may still be listed: `kvstore snapshot list DIRECTORY` reads the files."
         if rows
-        else "The cluster knows no snapshot. Take one with `kvstore snapshot create`."
+        else "The cluster knows no snapshot. Take one with `kvstore snapshot create --to DIRECTORY`."
     )
     return {"title": "Snapshots", "tables": [table("snapshots", "Snapshots", SNAPSHOT_COLUMNS, rows, note)]}
 

@@ -226,7 +226,7 @@ def _pins(pins: PinsResponse | str, date_ms: int) -> dict[str, Any]:
         return table("pins", "Pins", PIN_COLUMNS, [], f"Unknown: {pins}")
     note = "Snapshots, readers of the change feed and moves pin the log, so that it is not trimmed."
     rows = [_pin(each, date_ms) for each in pins.pins]
-    return table("pins", "Pins", PIN_COLUMNS, rows, f"{note} Now there are {count(len(rows), 'pin')}.")
+    return table("pins", "Pins", PIN_COLUMNS, rows, f"{note} {count(len(rows), 'pin')} now.")
 
 
 def _pin(pin: PinStatus, date_ms: int) -> list[Cell]:

@@ -213,7 +213,7 @@ def _partition(partition: PartitionView) -> list[Cell]:
     return [
         Cell(partition.id, link=page_path("partition", id=partition.id)),
         Cell(state, tone),
-        Cell(partition.leader or "none", "" if partition.leader or tone == "good" else "bad"),
+        _leader(partition, "" if partition.leader or tone == "good" else "bad"),
         Cell(_operations(partition), "n", live=f"load {partition.id}"),
         Cell(f"{partition.share:.1%}", "n"),
         Cell(f"{partition.keys:,}", "n"),
@@ -225,6 +225,11 @@ def _partition(partition: PartitionView) -> list[Cell]:
         Cell(kept if is_known else "?"),
         _replicas(partition),
     ]
+
+
+def _leader(partition: PartitionView, tone: str) -> Cell:
+    leader = partition.leader
+    return Cell(leader or "none", tone, link=page_path("node", id=leader) if leader else "")
 
 
 def _operations(partition: PartitionView) -> str:
