@@ -330,7 +330,11 @@ async def _open_server(
     node.streams = SessionStreams(sessions, config.id, authenticator, node.cluster)
     accept_peer = node.streams.with_peers(with_last_words(node.peers.accept, node.cluster, node.deaths))
     node.resp = RespServer(
-        *(env, node.backend_of("redis"), config.limits, accept_peer, node.facts),
+        env,
+        node.backend_of("redis"),
+        config.limits,
+        accept_peer,
+        node.facts,
         access=node.access,
         logins=node.logins,
         id=node.id,
@@ -397,7 +401,10 @@ async def _follow_namespaces(node: Node, stack: AsyncExitStack) -> None:
     """Load the namespaces before this server leads anything."""
     membership = node.membership
     keeper = node.namespaces = Keeper(
-        *(node.env, node.id, node.dispatcher, node.links),
+        node.env,
+        node.id,
+        node.dispatcher,
+        node.links,
         servers=lambda: membership.topology.servers,
         partitions=lambda: membership.topology.ring.partitions,
     )
@@ -464,7 +471,12 @@ async def _host(node: Node, stack: AsyncExitStack) -> None:
     repair_after_s = node.config.repair_after_s
     keep_ms = node.config.partition.retention_ms
     node.steward = Steward(
-        *(node.env, node.id, node.store, node.membership, node.rings, node.versions),
+        node.env,
+        node.id,
+        node.store,
+        node.membership,
+        node.rings,
+        node.versions,
         repair_after_s=repair_after_s,
         keep_ms=keep_ms,
         logs_at=lambda: node.hosting.log_version,
