@@ -68,8 +68,23 @@ _LISTED = {
         *_numbers("ECOMM", "EREMOTE", "ENOLINK", "ENONET", "EPROTO"),  # of a network file system
     ),
     Meaning.PROCESS: _numbers(
-        *("EBADF", "EFAULT", "EINVAL", "ENOSYS", "EOPNOTSUPP", "ENOTSUP", "ESPIPE", "EDOM", "ERANGE", "E2BIG"),
-        *("ENOEXEC", "ECHILD", "ESRCH", "ENOTTY", "EPIPE", "EBADFD", "EBADRQC"),
+        "EBADF",
+        "EFAULT",
+        "EINVAL",
+        "ENOSYS",
+        "EOPNOTSUPP",
+        "ENOTSUP",
+        "ESPIPE",
+        "EDOM",
+        "ERANGE",
+        "E2BIG",
+        "ENOEXEC",
+        "ECHILD",
+        "ESRCH",
+        "ENOTTY",
+        "EPIPE",
+        "EBADFD",
+        "EBADRQC",
     ),
 }
 _MEANING = {number: meaning for meaning, numbers in _LISTED.items() for number in numbers}

@@ -162,8 +162,16 @@ class _Child:
         try:
             with theirs, _file_of(self._config) as file:
                 self._process = process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-P", "-m", "kvstore", "node", "run"),
-                    *("--config", "/dev/stdin", "--set", f"id={self.id}"),  # the id is for `ps`
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "kvstore",
+                    "node",
+                    "run",
+                    "--config",
+                    "/dev/stdin",
+                    "--set",
+                    f"id={self.id}",  # the id is for `ps`
                     stdin=file,
                     pass_fds=(theirs.fileno(),),
                     env={**os.environ, LINK: str(theirs.fileno()), WATCHDOG_USEC: str(round(HUNG_S * 1e6))},

@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from kvstore import versions
 from kvstore.env import Env
@@ -31,11 +31,6 @@ from kvstore.wal.ports import Logs
 
 log = logging.getLogger(__name__)
 
-OpenEngine = Callable[[PartitionId], Engine]
-RetireEngine = Callable[[PartitionId], None]
-SpoilEngine = Callable[[PartitionId], None]
-AgeRetired = Callable[[int, float], None]
-FindEngines = Callable[[], list[PartitionId]]
 ROOM_S = 5.0
 """Delay between attempts to start a replica on a full disk."""
 LEFT_S = 1.0
@@ -46,6 +41,25 @@ AGE_S = 60
 BREATH_S = 0.03
 """Pause between starting two replicas while others serve, because opening an engine stops the event loop for about 10
 ms."""
+
+
+class EngineStore(Protocol):
+    """The states of the replicas on this server's disk. Engines implements it."""
+
+    def open(self, partition: PartitionId, /) -> Engine:
+        """Open the partition's state, or the state that was retired last."""
+
+    def retire(self, partition: PartitionId, /) -> None:
+        """Set aside everything of a replica that has left this server."""
+
+    def age_retired(self, seconds: int, keep_s: float, /) -> None:
+        """Age the retired states by `seconds` and remove those of at least `keep_s`."""
+
+    def spoil(self, partition: PartitionId, /) -> None:
+        """Set aside a damaged state."""
+
+    def find(self) -> list[PartitionId]:
+        """Return the partitions that have a state here which is not retired."""
 
 
 class Hosting:
@@ -61,22 +75,16 @@ class Hosting:
         dispatcher: Dispatcher,
         logs: Logs,
         peers: Peers,
-        open_engine: OpenEngine,
-        retire_engine: RetireEngine,
-        find_engines: FindEngines,
-        spoil_engine: SpoilEngine,
+        engines: EngineStore,
         rings: Rings,
         keep_s: float,
-        age_retired: AgeRetired,
         known_versions: versions.Versions,
         book: Book,
     ) -> None:
         self._versions, self._book = known_versions, book
         self._env, self._server, self._config, self._store = env, server, config, store
         self._membership, self._dispatcher, self._logs, self._peers = membership, dispatcher, logs, peers
-        self._open_engine, self._retire_engine, self._find_engines = open_engine, retire_engine, find_engines
-        self._spoil_engine = spoil_engine
-        self._rings, self._keep_s, self._age_retired = rings, keep_s, age_retired
+        self._engines, self._rings, self._keep_s = engines, rings, keep_s
         self._nursery = env.nursery.child("hosting")
         self._hosted: dict[PartitionId, Partition] = {}
         self._leaving: dict[PartitionId, Partition] = {}
@@ -211,7 +219,7 @@ class Hosting:
                 replica = self._hosted[partition]
                 await self._stop(partition, keep_pins=True)
                 replica.close_state()
-                self._spoil_engine(partition)
+                self._engines.spoil(partition)
 
     def _rebuild(self, partition: PartitionId) -> None:
         """Schedule the rebuild of a damaged copy. The first rebuild starts at once. If the copy is damaged again,
@@ -237,7 +245,7 @@ class Hosting:
             is_assigned = member is not None and member.is_on(self._server)
             return is_assigned or any(partition in each for each in (self._hosted, self._leaving, self._held))
 
-        for partition in self._find_engines():
+        for partition in self._engines.find():
             if not is_used(partition) and await self._has_left(partition) and not is_used(partition):
                 self._retire(partition)
 
@@ -261,7 +269,7 @@ class Hosting:
 
     def _retire(self, partition: PartitionId) -> None:
         try:
-            self._retire_engine(partition)
+            self._engines.retire(partition)
         except OSError as error:
             log.warning("partition=%s its state could not be set aside and stays in place: %s", partition, error)
         else:
@@ -288,7 +296,7 @@ class Hosting:
         while True:
             await asyncio.sleep(AGE_S)
             try:
-                self._age_retired(AGE_S, self._keep_s)
+                self._engines.age_retired(AGE_S, self._keep_s)
                 await self._retire_unassigned()
             except OSError as error:
                 log.warning("retired states do not age: %s", error)
@@ -307,7 +315,7 @@ class Hosting:
     # docs/protocol.md V4
     async def _begin(self, partition: PartitionId) -> None:
         """Start the replica. If a newer release wrote its copy, the replica stays blocked while the others serve."""
-        engine = self._open_engine(partition)
+        engine = self._engines.open(partition)
         try:
             replica = self._made(partition, engine)
         except (ClusterTooNew, WrittenByNewer) as error:

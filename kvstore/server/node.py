@@ -328,11 +328,7 @@ async def _serve(config: NodeConfig, secret: ClusterSecret, env: Env, process: P
             env=env,
             store=store,
             secret=secret,
-            open_engine=engines.open,
-            retire_engine=engines.retire,
-            find_engines=engines.find,
-            spoil_engine=engines.spoil,
-            age_retired=engines.age_retired,
+            engines=engines,
             open_listeners=partial(_open_listeners, process.certificates),
         )
         node = await started_or_none(env.nursery, stack, serving, stop)

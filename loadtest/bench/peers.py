@@ -124,10 +124,22 @@ def etcd(folder: Path, program: str = "etcd") -> Iterator[Running]:
             running.append(
                 _start(
                     program,
-                    *("--name", name, "--data-dir", str(home), "--initial-cluster", cluster),
-                    *("--initial-advertise-peer-urls", peers[name], "--listen-peer-urls", peers[name]),
-                    *("--advertise-client-urls", clients[name], "--listen-client-urls", clients[name]),
-                    *("--quota-backend-bytes", str(8 << 30)),
+                    "--name",
+                    name,
+                    "--data-dir",
+                    str(home),
+                    "--initial-cluster",
+                    cluster,
+                    "--initial-advertise-peer-urls",
+                    peers[name],
+                    "--listen-peer-urls",
+                    peers[name],
+                    "--advertise-client-urls",
+                    clients[name],
+                    "--listen-client-urls",
+                    clients[name],
+                    "--quota-backend-bytes",
+                    str(8 << 30),
                     folder=home,
                 )
             )

@@ -64,7 +64,7 @@ class RingStage:
         """Run a `kvstore` command. Return its exit code and JSON document."""
         place = ["--data-dir", str(self.cluster.local.data_dir), "--json"]
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "kvstore", *words, *place), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            sys.executable, "-m", "kvstore", *words, *place, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
         try:
             out, errors = await process.communicate()

@@ -36,7 +36,7 @@ async def test_second_damaged_copy_is_set_aside_too() -> None:
     hosting: Any = object.__new__(Hosting)
     aside: list[PartitionId] = []
     hosting._hosted = {each: SimpleNamespace(close_state=lambda: None) for each in (P1, P2)}
-    hosting._spoilt, hosting._spoil_engine = {P2}, aside.append
+    hosting._spoilt, hosting._engines = {P2}, SimpleNamespace(spoil=aside.append)
 
     async def stop(partition: PartitionId, *, keep_pins: bool) -> bool:
         if partition == P2:
@@ -56,7 +56,7 @@ async def test_replica_written_by_newer_release_is_blocked_alone() -> None:
     batch = engines[P1].batch()
     batch.put(rows.VERSION_KEY, rows.encode_version(LATEST + 7))
     engines[P1].write(batch)
-    hosting._hosted, hosting._blocked, hosting._open_engine = {}, {}, engines.__getitem__
+    hosting._hosted, hosting._blocked, hosting._engines = {}, {}, SimpleNamespace(open=engines.__getitem__)
     hosting._rebuild, hosting._dispatcher = print, SimpleNamespace(host=lambda *_: None)
 
     def made(partition: PartitionId, engine: MemoryEngine) -> Any:
@@ -140,13 +140,12 @@ async def test_moved_state_is_set_aside_once_confirmed(
     hosting._rings = SimpleNamespace(ring=new_ring([P1, P2], {N2: ""}, 1))
     await store.create(paths.RING, codec.encode(hosting._rings.ring))
     hosting._hosted, hosting._leaving, hosting._held = {}, {}, {P2}
-    hosting._find_engines, hosting._age_retired = lambda: list(engines), lambda *_: None
 
     def retire(partition: PartitionId) -> None:
         engines.remove(partition)
         aside.append(partition)
 
-    hosting._retire_engine = retire
+    hosting._engines = SimpleNamespace(find=lambda: list(engines), age_retired=lambda *_: None, retire=retire)
     store.suspend()
     await hosting._retire_unassigned()
     assert aside == []

@@ -109,7 +109,9 @@ def _charts(document: Mapping[str, Any]) -> list[str]:
     return [
         timeline("Operations per second", rates, marks, seconds=seconds, warmup_s=warmup_s),
         timeline(
-            *("Milliseconds since the intended start", times, marks),
+            "Milliseconds since the intended start",
+            times,
+            marks,
             seconds=seconds,
             is_log=True,
             warmup_s=warmup_s,

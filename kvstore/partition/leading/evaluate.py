@@ -225,7 +225,11 @@ class Evaluator:
             raise
         self._stored = {}
         return Decided(
-            *(entry, replies, rest, self._frozen, self._away),
+            entry,
+            replies,
+            rest,
+            self._frozen,
+            self._away,
             locked=self._locked,
             early=self._early,
             spread=self._spread,

@@ -194,8 +194,16 @@ class Leader:
 
     def _use_participants(self, participants: Participants) -> None:
         self.transactor = Transactor(
-            *(self._state, self.epoch, participants, self._env.clock.now, self._owns),
-            *(self._queue_own, self._give_later, self._unclaim, self._slow, traced_step),
+            self._state,
+            self.epoch,
+            participants,
+            self._env.clock.now,
+            self._owns,
+            self._queue_own,
+            self._give_later,
+            self._unclaim,
+            self._slow,
+            traced_step,
         )
         rules, transactor = self._evaluator.transactions, self.transactor
         rules.is_under_way, rules.is_running = transactor.is_under_way, transactor.attempts.is_running
@@ -652,7 +660,7 @@ class Leader:
             took = self._config.queue_wait_max_s
             op, many = late[0][0], len(late)
             self._slow.note(
-                *("leader", "refused", took), key=op.key, partition=self._state.partition, operations=many, queue=took
+                "leader", "refused", took, key=op.key, partition=self._state.partition, operations=many, queue=took
             )
         self._answers.fail_all(late, Unavailable(why))
         self._answers.give_all(self._observed.take_older(before, Unavailable(why)))

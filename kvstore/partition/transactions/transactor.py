@@ -247,7 +247,9 @@ class Transactor:
             return
         prepared = running.prepared_s or now
         self._slow.note(
-            *("leader", "transaction", now - running.began_s),
+            "leader",
+            "transaction",
+            now - running.began_s,
             key=running.op.key,
             partition=self._state.partition,
             operations=len(running.op.ops),

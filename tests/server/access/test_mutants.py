@@ -183,7 +183,8 @@ BREAKAGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
         Guard, "read_now", lambda self, keys: self._backend.read_now(keys)
     ),
     "of many reads at once the first is checked": lambda patch: patch.setattr(
-        *(Guard, "read_now"),
+        Guard,
+        "read_now",
         lambda self, keys: self._backend.read_now(keys) if keys[0].startswith(self._identity.read) else NOT_NOW,
     ),
     "a removed user goes on": lambda patch: patch.setattr(UserIdentity, "allow", _keep),

@@ -520,7 +520,9 @@ async def test_only_probes_need_no_certificate(tmp_path: Path) -> None:
     certificates = Certificates(Tls(ca=ca, cert=cert, key=key, verify_clients=True))
     refused: list[str] = []
     listener = HttpListener(
-        *(Shown(), transport_of(certificates), Beat()),
+        Shown(),
+        transport_of(certificates),
+        Beat(),
         wants_certificate=True,
         note_refused=lambda request, error: refused.append(f"{request.path} {error}"),
     )

@@ -221,7 +221,9 @@ from_wal("a recovery publishes its ensemble early", "kill_leader", "isolate", "c
 from_wal("unknown counts as absent", story=holder_that_does_not_answer)
 from_wal(
     "acknowledges while the ensemble changes",
-    *("kill", "isolate", "metadata_trouble"),
+    "kill",
+    "isolate",
+    "metadata_trouble",
     found_by=6,
     nodes=5,
     pace_s=0.2,

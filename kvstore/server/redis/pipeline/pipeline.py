@@ -383,7 +383,9 @@ class Pipeline:
         """Return the subscriptions of this client."""
         if self._subscriber is None:
             self._subscriber = ClientSubscriber(
-                *(self.server.channels, self.session, self.replies),
+                self.server.channels,
+                self.session,
+                self.replies,
                 owner=self._owner(),
                 readable=self._fast_path.readable,
                 now=self.server.now,
