@@ -117,7 +117,7 @@ async def under_load(stage: RingStage, planned: list[Any], *, least: int) -> Asy
     """Run the block under load in these ranges, and judge all answers. `least` is the number of operations without
     which there was no load."""
     async with AsyncClient(stage.cluster.url) as client:
-        load = RingLoad(client, stage.statics, 1, rest_s=REST_S)
+        load = RingLoad(client, stage.statics, 1, pause_s=REST_S)
         load.aim(planned)
         await load.start()
         try:
