@@ -102,7 +102,7 @@ class LedgerAbandonment:
         outcome = await self._repairer.repair(
             ledger, lock.mark.replicas, AttemptHistory(), is_held=lambda: lock.is_held
         )
-        if outcome.is_whole:
+        if outcome.is_complete:
             await self._marks.mark_replicated(lock, lock.mark.version)
         else:
             await lock.release()

@@ -68,7 +68,7 @@ Progress = Callable[[LedgerId, EntryId, EntryId], None]
 class RepairOutcome:
     """The outcome of one repair attempt."""
 
-    is_whole: bool
+    is_complete: bool
     reason: str
     """Reason why the ledger is still under-replicated; empty if it is not."""
     again_s: float
@@ -120,7 +120,7 @@ class LedgerRepairer:
             log.info("ledger stays under-replicated ledger=%d reason=%s", ledger, command.reason)
         past.reason = command.reason
         done = attempt.copied, attempt.copied_bytes, attempt.unreadable
-        return RepairOutcome(command.is_whole, command.reason, command.again_s, *done)
+        return RepairOutcome(command.is_complete, command.reason, command.again_s, *done)
 
     async def is_led(self, partition: PartitionId) -> bool:
         """Return True if the partition has a leader now. Raises MetadataError."""
@@ -205,10 +205,10 @@ class _Attempt:
         copying.reader.troubled.update(
             each for each in bookies_of(fill.metadata) if not ports.choice.is_registered(each)
         )
-        without_room: set[BookieId] = set()
+        without_space: set[BookieId] = set()
 
         def noticed(missing: list[Missing]) -> None:
-            without_room.update(each.bookie for each in missing if each.bookie not in fill.takers)
+            without_space.update(each.bookie for each in missing if each.bookie not in fill.takers)
             owner.progress(self._ledger, missing[0].entry, fill.last)
 
         watch = owner.store.watch(paths.ledger(self._ledger), self._changed)
@@ -231,7 +231,7 @@ class _Attempt:
             self.copied_bytes += copying.copied_bytes
         self.unreadable = frozenset(copying.unreadable)
         refused = copying.refused.intersection(held) | silent
-        return Filled(self.unreadable, not without_room & fill.must, frozenset(refused))
+        return Filled(self.unreadable, not without_space & fill.must, frozenset(refused))
 
     def _ensure_not_deleted(self) -> None:
         if self._is_deleted:

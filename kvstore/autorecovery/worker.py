@@ -201,7 +201,7 @@ class Worker:
         )
         self._copied += outcome.copied
         self._copied_bytes += outcome.copied_bytes
-        if not outcome.is_whole:
+        if not outcome.is_complete:
             self._failed += 1
             self._put_off(ledger, outcome.again_s, is_unreadable=bool(outcome.unreadable))
             return

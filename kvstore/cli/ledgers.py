@@ -75,7 +75,7 @@ def _ask_all(stub: AdminStub, timeout_s: float) -> list[dict[str, Any]]:
         first = page.next if page.HasField("next") else None
     if page.from_leaders:
         lacking = f"; the leaders of {', '.join(page.unknown)} do not answer" if page.unknown else ""
-        _say_from_leaders(f"the ledgers that the partitions' leaders know of{lacking}")
+        _print_from_leaders(f"the ledgers that the partitions' leaders know of{lacking}")
     return rows
 
 
@@ -102,7 +102,7 @@ def show(
 
         answer = stub.Ledger(LedgerRequest(ledger=ledger), timeout=timeout_s)
         if answer.from_leaders:
-            _say_from_leaders("the metadata that the leader of its log knows")
+            _print_from_leaders("the metadata that the leader of its log knows")
         reported = answer.ledger
         details: dict[str, Any] = {
             "version": None if answer.from_leaders else reported.version,
@@ -116,7 +116,7 @@ def show(
     print(as_json(found) if json else as_table([{"what": name, "value": value} for name, value in found.items()]))
 
 
-def _say_from_leaders(what: str) -> None:
+def _print_from_leaders(what: str) -> None:
     typer.echo(f"kvstore: servers cannot reach the metadata store; showing {what}", err=True)
 
 
@@ -224,7 +224,7 @@ def give_up(
 
     loss, mended = with_tools(cluster, work)
     if json:
-        given_up = {"given_up": mended is not None, "is_whole": mended is None or mended.is_whole}
+        given_up = {"given_up": mended is not None, "is_complete": mended is None or mended.is_complete}
         print(
             as_json(
                 {
@@ -239,7 +239,7 @@ def give_up(
         )
     else:
         print("every entry has a good copy; nothing is lost" if mended is None else _what_is_lost(loss))
-    if mended is not None and not mended.is_whole:
+    if mended is not None and not mended.is_complete:
         typer.echo(f"not all entries are copied yet: it {mended.reason}", err=True)
         raise typer.Exit(1)
 

@@ -31,14 +31,14 @@ from kvstore.wal.ports import Logs
 
 log = logging.getLogger(__name__)
 
-ROOM_S = 5.0
+NO_SPACE_RETRY_S = 5.0
 """Delay between attempts to start a replica on a full disk."""
 LEFT_S = 1.0
 REBUILD_DELAYS_S = (0.0, 60.0, 600.0, 3600.0)
 """Delays in seconds before a damaged copy is rebuilt, indexed by the number of earlier rebuilds."""
 AGE_S = 60
 """Step in which the age of retired states is counted. A restart may add up to one step."""
-BREATH_S = 0.03
+START_PAUSE_S = 0.03
 """Pause between starting two replicas while others serve, because opening an engine stops the event loop for about 10
 ms."""
 
@@ -95,7 +95,7 @@ class Hosting:
         self._after_drain = env.nursery.child("after a drain")
         self._taking_back = asyncio.Lock()
         """Held while the metadata store is updated after a replica has stopped."""
-        self._spoilt: set[PartitionId] = set()
+        self._damaged: set[PartitionId] = set()
         """Damaged replicas that are to be rebuilt now."""
         self._rebuilt: dict[PartitionId, int] = {}
         """Number of rebuilds per partition since this process began."""
@@ -188,7 +188,7 @@ class Hosting:
             await self._reconcile()
 
     async def _reconcile(self) -> None:
-        await self._set_spoilt_aside()
+        await self._set_damaged_aside()
         ring = self._rings.ring
         assigned = [each for each in sorted(ring.partitions) if ring.partitions[each].is_on(self._server)]
         for partition in sorted(set(self._hosted) - set(assigned)):
@@ -205,16 +205,16 @@ class Hosting:
                     self._drained.pop(partition, None)
                     if partition in self._leaving:
                         self._leaving.pop(partition).close_state()
-                await self._begin_if_there_is_room(partition)
+                await self._begin_or_retry(partition)
                 if self.leads:
-                    await asyncio.sleep(BREATH_S)
+                    await asyncio.sleep(START_PAUSE_S)
 
-    async def _set_spoilt_aside(self) -> None:
+    async def _set_damaged_aside(self) -> None:
         """Stop the replicas whose copies are damaged and set their states aside, so that they start again empty
         (docs/protocol.md, P35)."""
-        while self._spoilt:  # another replica may be added during a stop
-            partition = min(self._spoilt)
-            self._spoilt.discard(partition)
+        while self._damaged:  # another replica may be added during a stop
+            partition = min(self._damaged)
+            self._damaged.discard(partition)
             if partition in self._hosted:
                 replica = self._hosted[partition]
                 await self._stop(partition, keep_pins=True)
@@ -228,11 +228,11 @@ class Hosting:
         self._rebuilt[partition] = count + 1
         delay_s = REBUILD_DELAYS_S[min(count, len(REBUILD_DELAYS_S) - 1)]
         log.error("partition=%s its copy here is damaged and is rebuilt in %d s", partition, delay_s)
-        asyncio.get_running_loop().call_later(delay_s, self._spoil, partition, self._hosted.get(partition))
+        asyncio.get_running_loop().call_later(delay_s, self._schedule_rebuild, partition, self._hosted.get(partition))
 
-    def _spoil(self, partition: PartitionId, replica: Partition | None) -> None:
+    def _schedule_rebuild(self, partition: PartitionId, replica: Partition | None) -> None:
         if self._hosted.get(partition) is replica:
-            self._spoilt.add(partition)
+            self._damaged.add(partition)
             self._changed.set()
 
     async def _retire_unassigned(self) -> None:
@@ -301,16 +301,16 @@ class Hosting:
             except OSError as error:
                 log.warning("retired states do not age: %s", error)
 
-    async def _begin_if_there_is_room(self, partition: PartitionId) -> None:
-        """Start the replica, or retry after ROOM_S seconds if the disk is full. The other replicas and the local
-        bookie keep serving."""
+    async def _begin_or_retry(self, partition: PartitionId) -> None:
+        """Start the replica, or retry after NO_SPACE_RETRY_S seconds if the disk is full. The other replicas and the
+        local bookie keep serving."""
         try:
             await self._begin(partition)
         except OSError as error:
             if not is_passing(error):
                 raise
             log.warning("partition=%s could not be started here yet, retrying: %s", partition, error)
-            asyncio.get_running_loop().call_later(ROOM_S, self._changed.set)
+            asyncio.get_running_loop().call_later(NO_SPACE_RETRY_S, self._changed.set)
 
     # docs/protocol.md V4
     async def _begin(self, partition: PartitionId) -> None:

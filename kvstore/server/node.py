@@ -65,7 +65,7 @@ log = logging.getLogger(__name__)
 START_AGAIN_S = 0.5
 FILES_MIN = 1_024
 """Minimum number of open files: about 800 for the connections of all listeners, the rest for journals and engines."""
-ROOM_S = 5.0
+NO_SPACE_RETRY_S = 5.0
 """Delay between attempts to start while the disk is full or the process lacks descriptors or memory."""
 T = TypeVar("T")
 
@@ -226,7 +226,7 @@ class Process:
             found["process"] |= self.certificates.statistics()
         if self.node is None:
             return found
-        found["process"] |= self.node.facts_of_process()
+        found["process"] |= self.node.process_statistics()
         if self.snapshots is not None:
             found["process"] |= self.snapshots.statistics()
         histograms = self.node.histograms()
@@ -282,9 +282,9 @@ async def _run(config: NodeConfig, secret: ClusterSecret, output: Output, superv
                 if not is_passing(error):
                     raise
                 why = reason_of(error, str(config.data_dir), has_inodes=env.disk.free_files() > 0)
-                log.warning("the node cannot start yet, retrying every %g s: %s (%s)", ROOM_S, why, error)
+                log.warning("the node cannot start yet, retrying every %g s: %s (%s)", NO_SPACE_RETRY_S, why, error)
                 process.waits_for = why
-                await wait_within(stop, ROOM_S)
+                await wait_within(stop, NO_SPACE_RETRY_S)
     finally:
         await http.close()
         await env.nursery.close()

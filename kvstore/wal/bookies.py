@@ -133,7 +133,7 @@ class BookieClients:
 
     def ask_lac(self, bookie: BookieId, ledger: LedgerId, digest: EntryDigest, done: LacDone) -> None:
         """Request the last-add-confirmed without the cost of a task; see BookieClient."""
-        self._at(bookie).read_lac(ledger, partial(_lac_said, bookie, ledger, digest, done))
+        self._at(bookie).read_lac(ledger, partial(_reported_lac, bookie, ledger, digest, done))
 
     def long_poll(
         self, bookie: BookieId, ledger: LedgerId, previous_lac: EntryId, timeout_ms: int, done: PollDone
@@ -322,7 +322,7 @@ class _Local:
             raise BookieError(f"{self._bookie}: did not answer in time") from None
 
 
-def _lac_said(
+def _reported_lac(
     bookie: BookieId, ledger: LedgerId, digest: EntryDigest, done: LacDone, answer: BookieResponse | BookieError
 ) -> None:
     if isinstance(answer, BookieError):

@@ -31,7 +31,7 @@ from loadtest.bench import peers
 from loadtest.bench.redis_lines import Line, run_for
 
 OFFSETS = range(44_000, 48_000, 100)
-LONE_SETS = 200
+SINGLE_SETS = 200
 SHOWN_S_MAX = 10.0
 LINES = {
     "set_c50": Line("set", 50, prefix="key:", keys=100_000),
@@ -49,7 +49,7 @@ def measure(quorum: Quorum, nodes: int, seconds: float) -> dict[str, Any]:
         try:
             file = peers.up_on_free_ports(cluster, OFFSETS, nodes=nodes, replicas=nodes, settings=settings)
             row: dict[str, Any] = {"quorum": f"{quorum.ensemble}/{quorum.write}/{quorum.ack}"}
-            row |= _lone(file)
+            row |= _single(file)
             for name, line in LINES.items():
                 row[name] = _rate(line, file.nodes[0].resp, seconds)
             return row
@@ -61,7 +61,7 @@ def _rate(line: Line, door: str, seconds: float) -> int:
     return round(run_for(line, door, seconds).per_s)
 
 
-def _lone(file: ClusterFile) -> dict[str, float]:
+def _single(file: ClusterFile) -> dict[str, float]:
     """Return the milliseconds of single SETs until they are answered, and until every other node shows them."""
     doors = [
         BlockingRespConnection(node.resp, Stopwatch(), connect_s=SHOWN_S_MAX, patience_s=SHOWN_S_MAX)
@@ -71,7 +71,7 @@ def _lone(file: ClusterFile) -> dict[str, float]:
         door.ask(b"READONLY")
     took: list[float] = []
     shown: list[float] = []
-    for number in range(LONE_SETS):
+    for number in range(SINGLE_SETS):
         began = time.perf_counter()
         doors[0].ask(b"SET", b"lone", b"%d" % number)
         took.append(1000 * (time.perf_counter() - began))

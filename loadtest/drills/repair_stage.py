@@ -29,7 +29,7 @@ from loadtest.drills.stage import Stage
 from tests.cluster.harness import Cluster
 
 T = TypeVar("T")
-WHOLE_MAX_S = 240.0
+COMPLETE_MAX_S = 240.0
 LOOK_S = 0.5
 ANSWER_S = 3.0
 """Timeout of a request to a node that may be paused, because other nodes are checked too."""
@@ -137,7 +137,7 @@ class RepairStage(Stage):
         of `zones` as possible."""
         return await self.with_store(lambda store: _faults(store, write, zones, self.lost))
 
-    async def wait_whole(self, *, write: int, zones: int = 1, most_s: float = WHOLE_MAX_S) -> float:
+    async def wait_complete(self, *, write: int, zones: int = 1, most_s: float = COMPLETE_MAX_S) -> float:
         """Wait until nothing is under-replicated. Return the time in seconds, at most `most_s`."""
         since, found = time.perf_counter(), ["not looked at yet"]
         while found and time.perf_counter() - since < most_s:
@@ -153,7 +153,7 @@ class RepairStage(Stage):
 
     async def check_files(self, name: str) -> None:
         """Check that fsck finds no error, and soon no warning."""
-        deadline = time.perf_counter() + WHOLE_MAX_S
+        deadline = time.perf_counter() + COMPLETE_MAX_S
         while True:
             found = await asyncio.to_thread(self.command, "fsck", "--strict")
             is_clean = not found.get("errors", 1) and not found.get("warnings", 1)

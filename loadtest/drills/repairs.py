@@ -23,7 +23,7 @@ from kvstore.wal.bookies import BookieClients
 from kvstore.wal.placement import machine_of_bookie
 from loadtest.drills.load import Load
 from loadtest.drills.many_ledgers import many_ledgers
-from loadtest.drills.repair_stage import ANSWER_S, SUPERVISOR_S, WHOLE_MAX_S, Made, RepairStage
+from loadtest.drills.repair_stage import ANSWER_S, COMPLETE_MAX_S, SUPERVISOR_S, Made, RepairStage
 
 WRITE = 3
 MIB = 1 << 20
@@ -59,12 +59,14 @@ async def destroyed(stage: RepairStage, at_once: int) -> None:
             for node in chosen:
                 await stage.start_again(node)
             up = time.perf_counter() - began
-            await stage.wait_whole(write=WRITE, zones=WRITE)
+            await stage.wait_complete(write=WRITE, zones=WRITE)
             took, made = time.perf_counter() - began, await asyncio.to_thread(stage.copied.total) - before
             gaps = [load.longest_gap(each, began, time.perf_counter())[0] for each in load.partitions]
             what = f"{name}: round {number + 1} ({', '.join(chosen)})"
             stage.report.add(f"{what}: up again after", up, unit="s")
-            stage.report.add(f"{what}: every ledger whole and in {WRITE} zones after", took, most=WHOLE_MAX_S, unit="s")
+            stage.report.add(
+                f"{what}: every ledger whole and in {WRITE} zones after", took, most=COMPLETE_MAX_S, unit="s"
+            )
             stage.report.add(f"{what}: copies made", made.copies, least=1)
             stage.report.add(f"{what}: bytes copied", made.bytes / MIB, unit="MiB")
             stage.report.add(f"{what}: longest gap between acknowledged writes", max(gaps), unit="s")
@@ -109,7 +111,7 @@ async def rate(stage: RepairStage, limit: int | None) -> None:
     began = time.perf_counter()
     copied = asyncio.create_task(_spans_of_copying(stage))
     await stage.start_again(victim)
-    await stage.wait_whole(write=WRITE)
+    await stage.wait_complete(write=WRITE)
     stage.say(f"whole after {time.perf_counter() - began:.1f} s")
     copied.cancel()
     spans, judged = await copied, 0
@@ -171,7 +173,7 @@ async def restarts(stage: RepairStage) -> None:
     await asyncio.sleep(SETTLE_S)
     _add_made(stage, f"away for {AWAY_S:.0f} s", await asyncio.to_thread(stage.copied.total) - before)
     await stage.under_load("rolling restart", lambda _: _restart_all(stage, "rolling restart under load"))
-    await stage.wait_whole(write=WRITE)
+    await stage.wait_complete(write=WRITE)
     await stage.check_files("rolling restart")
 
 
@@ -220,7 +222,7 @@ async def stood_still(stage: RepairStage) -> None:
         await _stop_worker(stage)
 
     await stage.under_load(name, work)
-    await stage.wait_whole(write=WRITE)
+    await stage.wait_complete(write=WRITE)
     faults = await stage.faults(write=WRITE, zones=1)
     stage.report.add_safety(f"{name}: ledgers that are not whole", len(faults))
     await stage.check_files(name)
@@ -276,7 +278,7 @@ async def _stop_auditor(stage: RepairStage) -> None:
         await asyncio.sleep(0.02)
     stage.report.add("auditor stopped: two claim the office at once, for up to", claims_s, most=1.0, unit="s")
     stage.say(f"{successor} of {others} is auditor now; looks that found two: {doubles}")
-    await stage.wait_whole(write=WRITE)
+    await stage.wait_complete(write=WRITE)
 
 
 async def _wait_office(stage: RepairStage, but: tuple[str, ...]) -> list[str]:
@@ -306,7 +308,7 @@ async def _stop_worker(stage: RepairStage) -> None:
             break
         stage.say(f"{worker} has no lock any more")
         stage.cluster.resume(worker)
-        await stage.wait_whole(write=WRITE)
+        await stage.wait_complete(write=WRITE)
     stage.say(f"{worker} stands still with the locks of ledgers {held}")
     stage.report.add("worker stopped: ledgers that it had the locks of", len(held), least=1)
     await stage.with_store(partial(_wait_released, worker=worker))
@@ -381,7 +383,7 @@ async def wiped(stage: RepairStage) -> None:
             stage.report.add(f"{what}: questions to the former one where the new one listens", both.asked, least=1)
             stage.report.add_safety(f"{what}: answers to these", both.answered)
             stage.report.add(f"{what}: answers in its own name", both.own, least=1)
-            await stage.wait_whole(write=WRITE)
+            await stage.wait_complete(write=WRITE)
 
     await stage.under_load(name, work)
     await stage.check_files(name)

@@ -100,7 +100,7 @@ def test_state_of_an_unsupported_log_version_is_not_installed() -> None:
     taking = StateImport(own, frozenset({ServerId("n1")}))
     with pytest.raises(ClusterTooNew, match="version 7, this server supports 2"):
         taking.add(next(chunks(StateExport(donor))))
-    assert (own.fingerprint(), own.log_version, own.is_whole) == (before, 1, True)
+    assert (own.fingerprint(), own.log_version, own.is_complete) == (before, 1, True)
 
 
 def test_state_unreadable_once_complete_is_emptied(
@@ -137,7 +137,7 @@ def test_unsupported_log_version_is_reported_and_nothing_applied() -> None:
     state = ReplicaState(P1, engine, PartitionConfig(), rings.key_hash, can=2)
     with pytest.raises(ClusterTooNew, match=r"version 7, this server supports 2: install kvstore 0\.7\.0"):
         applied(writer, state)
-    assert (state.seq, state.log_version, state.is_whole) == (1, 1, True)
+    assert (state.seq, state.log_version, state.is_complete) == (1, 1, True)
     applied(writer, ReplicaState(P1, engine, PartitionConfig(), rings.key_hash, can=7))
     with pytest.raises(ClusterTooNew, match="version 7"):
         ReplicaState(P1, engine, PartitionConfig(), rings.key_hash, can=2)
@@ -304,7 +304,7 @@ def test_chunks_and_rows_of_another_format_raise_written_by_newer() -> None:
     chunk.format = 2
     with pytest.raises(WrittenByNewer, match="format 2"):
         StateImport(own, frozenset({ServerId("n1")})).add(chunk.SerializeToString())
-    assert (own.fingerprint(), own.is_whole) == (before, True)
+    assert (own.fingerprint(), own.is_complete) == (before, True)
     with pytest.raises(WrittenByNewer, match="format 9"):
         decode_row(bytes((9,)) + bytes(8))
 

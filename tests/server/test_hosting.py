@@ -36,16 +36,16 @@ async def test_second_damaged_copy_is_set_aside_too() -> None:
     hosting: Any = object.__new__(Hosting)
     aside: list[PartitionId] = []
     hosting._hosted = {each: SimpleNamespace(close_state=lambda: None) for each in (P1, P2)}
-    hosting._spoilt, hosting._engines = {P2}, SimpleNamespace(spoil=aside.append)
+    hosting._damaged, hosting._engines = {P2}, SimpleNamespace(spoil=aside.append)
 
     async def stop(partition: PartitionId, *, keep_pins: bool) -> bool:
         if partition == P2:
-            hosting._spoilt.add(P1)
+            hosting._damaged.add(P1)
         return True
 
     hosting._stop = stop
-    await hosting._set_spoilt_aside()
-    assert (aside, hosting._spoilt) == ([P2, P1], set())
+    await hosting._set_damaged_aside()
+    assert (aside, hosting._damaged) == ([P2, P1], set())
 
 
 # docs/protocol.md V4
@@ -105,8 +105,8 @@ async def test_undrain_withdraws_published_state_of_stopped_replicas() -> None:
     hosting._after_drain = SimpleNamespace(close=nothing)
     hosting._server, hosting._blocked, hosting._taking_back = N1, {}, asyncio.Lock()
     hosting._hosted, hosting._leaving, hosting._drained = {}, {}, {each: drained(each) for each in (P1, P2)}
-    hosting._set_spoilt_aside = hosting._retire_left = nothing
-    hosting._begin_if_there_is_room = begin
+    hosting._set_damaged_aside = hosting._retire_left = nothing
+    hosting._begin_or_retry = begin
     hosting._rings = SimpleNamespace(ring=new_ring([P1], {N1: ""}, 1))
     hosting._is_stopped = True
     await hosting.start()

@@ -34,7 +34,7 @@ from kvstore.bookie.reader import ReadDone
 from kvstore.bookie.statistics import Statistics, added_up
 from kvstore.bookie.storage import BookieStorage
 from kvstore.env.ports import Env
-from kvstore.os_errors import no_room
+from kvstore.os_errors import no_space
 from kvstore.proto.bookkeeper import LAST_ENTRY, Status
 
 log = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class SpreadStorage:
         except BaseException as error:
             self.stop()
             if isinstance(error, JournalFull):
-                raise no_room("no space is left for the records of a start") from error
+                raise no_space("no space is left for the records of a start") from error
             raise
         self._is_started = True
         self._is_readonly = self.is_readonly

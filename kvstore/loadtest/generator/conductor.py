@@ -205,7 +205,7 @@ class Conductor:
         notes = []
         if isinstance(self._shape, KneeShape) and not self._shape.missing:
             notes.append(
-                f"the knee: {self._shape.carried_per_s:g}/s were sustained, {self._shape.failed_per_s:g}/s were not"
+                f"the knee: {self._shape.sustained_per_s:g}/s were sustained, {self._shape.failed_per_s:g}/s were not"
             )
         if self.recorder.busiest > SATURATED:
             what = (
@@ -238,7 +238,7 @@ class Conductor:
 
 def _knee(shape: KneeShape) -> dict[str, Any]:
     return {
-        "carried_per_s": shape.carried_per_s,
+        "sustained_per_s": shape.sustained_per_s,
         "failed_per_s": shape.failed_per_s,
         "missing": shape.missing,
         "trials": [trial._asdict() for trial in shape.trials],

@@ -101,7 +101,7 @@ class Transactor:
             if not running.is_sent:
                 self._fail(running, reason)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Carry out the state's decisions and ask about its intents, because they may be new to this leader: it has
         just begun to serve, or its tokens have changed. A leader that does not serve yet sends no outcome, because a
         former leader may still answer reads (docs/protocol.md Tx10)."""

@@ -273,10 +273,10 @@ def check_copies(
         report.note(subject, "is marked as lost: its copies are no longer searched for", entry=entry)
         return
     lacking = [bookie for bookie, payload in payloads.items() if payload is None]
-    check_lacking(report, subject, metadata.quorum, range(entry, entry + 1), lacking, is_up)
+    check_missing(report, subject, metadata.quorum, range(entry, entry + 1), lacking, is_up)
 
 
-def check_lacking(
+def check_missing(
     report: FsckReport,
     subject: str,
     quorum: Quorum,

@@ -261,10 +261,10 @@ class HttpListener:
         """Stream the updates of the dashboard. The user's permissions are checked before each update, because they
         may be revoked while the page is open."""
 
-        async def may_go_on() -> bool:
+        async def may_continue() -> bool:
             return self.authenticator is None or await self.authenticator.refusal_or_none(request) is None
 
-        return await dashboard.live(request, may_go_on)
+        return await dashboard.live(request, may_continue)
 
     def _status(self, request: HttpRequest) -> HttpResponse:
         """Redirect clients that accept HTML, as browsers do, to the dashboard. All other clients get JSON."""

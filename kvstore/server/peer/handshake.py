@@ -18,9 +18,9 @@ log = logging.getLogger(__name__)
 
 PROOF_S = 2.0
 """Maximum time in seconds for a proof."""
-SAID_AGAIN_S = 60.0
+REPEATED_S = 60.0
 SAID_MAX = 1_000
-"""Maximum number of remembered addresses. An address is remembered so that it is logged only once per SAID_AGAIN_S."""
+"""Maximum number of remembered addresses. An address is remembered so that it is logged only once per REPEATED_S."""
 
 
 class RefusedPeers:
@@ -34,7 +34,7 @@ class RefusedPeers:
     def note(self, address: str, text: str) -> None:
         self.count += 1
         now = self._clock.now()
-        if now - self._said.get(address, now - SAID_AGAIN_S) < SAID_AGAIN_S:
+        if now - self._said.get(address, now - REPEATED_S) < REPEATED_S:
             return
         log.warning(
             "refused a server link address=%s reason=%r", address, text

@@ -142,7 +142,7 @@ def _partition(
         state=member.state.value,
         leader=leader,
         epoch=lead.lead.epoch if lead else max([epoch, *(each.epoch for each in reports.values())]),
-        served=lead is not None or _tells_nothing(survey, leader),
+        served=lead is not None or _reports_nothing(survey, leader),
         sequence=lead.sequence if lead else max((each.sequence for each in reports.values()), default=0),
         keys=lead.keys if lead else max((each.keys for each in reports.values()), default=0),
         share=share,
@@ -154,7 +154,7 @@ def _partition(
         found = reports.get(server)
         row = view.replicas.add(
             server=server,
-            is_up=found is not None or _tells_nothing(survey, server),
+            is_up=found is not None or _reports_nothing(survey, server),
             is_joining=server in joining,
             is_leaving=server in leaving,
         )
@@ -167,7 +167,7 @@ def _partition(
     return view
 
 
-def _tells_nothing(survey: ClusterSurvey, server: ServerId) -> bool:
+def _reports_nothing(survey: ClusterSurvey, server: ServerId) -> bool:
     """Return True if the server is up but runs a release that reports nothing. Then the information of other servers
     is used."""
     report = survey.reports.get(server)

@@ -238,7 +238,7 @@ def puts(count: int, ring_version: int = 0, timeout_ms: int = 0, value_bytes: in
 async def answers_to(session: FrameSession, frame: compact.CompactFrame) -> list[tuple[int, int]]:
     session.accept(frame)
     await asyncio.wait_for(session.wait_all_done(), PATIENCE_S)
-    answers = session.take_brief()
+    answers = session.take_compact()
     assert isinstance(answers, compact.CompactAnswers)
     return list(zip(answers.numbers, answers.versions, strict=True))
 

@@ -15,7 +15,7 @@ from kvstore.env.secret import ClusterSecret
 from kvstore.errors import Unavailable
 from kvstore.server.peer import frames, handshake, server
 from kvstore.server.peer.frames import Call, FrameError
-from kvstore.server.peer.handshake import SAID_AGAIN_S, SAID_MAX, RefusedPeers
+from kvstore.server.peer.handshake import REPEATED_S, SAID_MAX, RefusedPeers
 from kvstore.server.peer.proof import PURPOSE, CallingSide
 from kvstore.types import PartitionId, ServerId
 from kvstore.versions import LINK_FIRST, LINK_LATEST
@@ -163,7 +163,7 @@ def test_refused_peers_are_counted_and_logged_once_a_minute(caplog: pytest.LogCa
             "refused a server link address=10.0.0.1 reason='why'",
             r"refused a server link address=10.0.0.2 reason='I am n1\nand this is a line of the log'",
         ]
-        clock.time += SAID_AGAIN_S
+        clock.time += REPEATED_S
         strangers.note("10.0.0.1", "why")
     assert len(caplog.records) == 3
     for number in range(2 * SAID_MAX):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from kvstore.server.placement.newcomers import NOTHING, QUIET_S, REST_S, RESTS_S_MAX, STUCK_S, Newcomers, Stand
+from kvstore.server.placement.newcomers import NOTHING, QUIET_S, REST_S, RESTS_S_MAX, STUCK_S, Newcomers, Progress
 from kvstore.types import PartitionId, Seq, ServerId
 
 PAIR = PartitionId("p1"), ServerId("n4")
 
 
-def taking(*taken: int) -> Stand:
+def taking(*taken: int) -> Progress:
     """Return the state of a newcomer that does not wait for the log."""
-    return Stand((taken[0], taken[1]), None)
+    return Progress((taken[0], taken[1]), None)
 
 
 # docs/protocol.md H6
@@ -30,16 +30,16 @@ def test_following_newcomer_is_judged_only_while_others_progress() -> None:
     """Without bookies no newcomer makes progress."""
     newcomers, now, others = Newcomers(), 0.0, Seq(9_000)
     for _ in range(20):
-        newcomers.note({PAIR: Stand((3, 7), others)}, now)
+        newcomers.note({PAIR: Progress((3, 7), others)}, now)
         assert not newcomers.stuck(now)
         now += STUCK_S / 10
     while now < 2 * STUCK_S + 0.5 * STUCK_S:
         others, now = Seq(others + 1), now + QUIET_S / 2
-        newcomers.note({PAIR: Stand((3, 7), others)}, now)
+        newcomers.note({PAIR: Progress((3, 7), others)}, now)
         assert not newcomers.stuck(now), "the log is read for less than the time"
     for _ in range(int(STUCK_S / QUIET_S) + 1):
         others, now = Seq(others + 1), now + QUIET_S / 2
-        newcomers.note({PAIR: Stand((3, 7), others)}, now)
+        newcomers.note({PAIR: Progress((3, 7), others)}, now)
     assert newcomers.stuck(now) == {PAIR}
 
 

@@ -25,8 +25,8 @@ from kvstore.proto.admin_pb2 import DEGRADED, DOWN, HEALTHY, ClusterReport, Node
 from kvstore.proto.availability import HeldEntries
 from kvstore.ring import plan
 from kvstore.server.cluster.topology import ClusterTopology
-from kvstore.server.fsck.findings import FsckReport, check_lacking
-from kvstore.server.fsck.presence import runs_lacking, subject_of
+from kvstore.server.fsck.findings import FsckReport, check_missing
+from kvstore.server.fsck.presence import missing_runs, subject_of
 from kvstore.server.http.listener import HttpListener
 from kvstore.server.status.copy_count import copies_report
 from kvstore.server.status.health_numbers import counts_of, numbers_of, unserved_of
@@ -111,8 +111,8 @@ class Facts:
         report = FsckReport()
         held = {bookie: HeldEntries.of_runs([(0, 10)]) for bookie in self.registered}
         for each in self.ledgers:
-            for entries, lacking in [run for runs in runs_lacking(each, each.last_entry, held) for run in runs]:
-                check_lacking(report, subject_of(each), each.quorum, entries, lacking, self.registered.__contains__)
+            for entries, lacking in [run for runs in missing_runs(each, each.last_entry, held) for run in runs]:
+                check_missing(report, subject_of(each), each.quorum, entries, lacking, self.registered.__contains__)
         report.add_health(self.report().findings)
         return report
 

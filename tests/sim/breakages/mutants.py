@@ -208,7 +208,7 @@ def _waits_for_bytes(patch: pytest.MonkeyPatch) -> None:
     make = SegmentSupply.make_spare
 
     def make_if_bytes_were_missing(self: Any) -> None:
-        if not self._lacks_room:
+        if not self._why_none:
             make(self)
 
     patch.setattr(SegmentSupply, "make_spare", make_if_bytes_were_missing)

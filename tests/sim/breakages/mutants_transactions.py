@@ -116,13 +116,13 @@ def _no_effect(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("Tx8 the decision ends before all have resolved", *LOSSES, **QUICK)
 def _early_end(patch: pytest.MonkeyPatch) -> None:
-    tell_all = _Outcome.tell_all
+    notify_all = _Outcome.notify_all
 
     def tell_and_end(self: _Outcome) -> None:
-        tell_all(self)
+        notify_all(self)
         self.end()
 
-    patch.setattr(_Outcome, "tell_all", tell_and_end)
+    patch.setattr(_Outcome, "notify_all", tell_and_end)
 
 
 # ── Tx9 to Tx12: reads and writes at intents ──────────────────────────────────────────────────────────────────────────
