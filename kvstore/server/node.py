@@ -56,6 +56,7 @@ from kvstore.server.tracing.open import backend_of_calls, traced_pages
 from kvstore.server.ui.dashboard import Dashboard
 from kvstore.server.ui.details import DetailPages, NodeDetails
 from kvstore.server.ui.key_pages import KeyPages
+from kvstore.server.ui.local import CLIENTS, ROWS_MAX, TRANSACTIONS, clients_report, oldest_of
 from kvstore.server.ui.pages import Pages
 from kvstore.types import PartitionId
 
@@ -348,6 +349,8 @@ async def _serve(config: NodeConfig, secret: ClusterSecret, env: Env, process: P
         if Role.SERVER in config.plays:
             gateway = process.http.gateway = _gateway(node, authenticator)
             node.surveyor.snapshot, node.surveyor.disk = snapshots.statistics, partial(_disk_of, config.data_dir)
+            limit_s = config.server.snapshot_age_max_s
+            node.surveyor.snapshot_age_max_s = lambda: limit_s if snapshots.is_read else 0.0
             pins = PinKeeper(node.env, node)
             stack.push_async_callback(pins.close)
             process.http.dashboard = dashboard = _dashboard(node, store, pins, process.http.pages, authenticator)
@@ -369,12 +372,16 @@ def _dashboard(node: Node, store: Store, pins: PinKeeper, pages: Pages, authenti
         pins=pins.listed,
         access=AccessAdmin(store, node.access, clock.date_ms, clock.passed_ms).read,
         snapshots=partial(all_snapshots, store),
-        transactions=transactions.standing,
-        clients=node.resp.shown_clients,
-        statistics=lambda: {**node.resp.statistics(), **node.streams.statistics(), **node.endpoint_histograms()},
         slow=partial(slow_report, node.env.slow),
         audited=lambda: [*node.audit.recent],
     )
+    node.surveyor.details = {
+        TRANSACTIONS: lambda: oldest_of(transactions.standing()),
+        CLIENTS: lambda: clients_report(
+            node.resp.shown_clients(ROWS_MAX + 1),
+            {**node.resp.statistics(), **node.streams.statistics(), **node.endpoint_histograms()},
+        ),
+    }
     backend = backend_of_calls(node.env.traces, node.dispatcher, "http")
     keys = KeyPages(clock, node.id, backend, node.scans, authenticator, pages)
     return Dashboard(clock, node.surveyor, pages, DetailPages(node.surveyor, node.ledger_survey, details, pages), keys)

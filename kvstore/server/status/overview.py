@@ -60,8 +60,10 @@ def report_of_cluster(survey: ClusterSurvey) -> ClusterReport:
         cluster_version=survey.cluster_version,
         namespaces=survey.namespaces,
     )
-    if own.HasField("snapshot"):
-        report.snapshot.MergeFrom(own.snapshot)
+    reports = survey.reports.values()
+    if snapshots := [each.snapshot for each in reports if each.HasField("snapshot")]:
+        report.snapshot.MergeFrom(min(snapshots, key=lambda snapshot: snapshot.age_s))
+    report.snapshot_age_max_s = min((each.snapshot_age_max_s for each in reports if each.snapshot_age_max_s), default=0)
     report.partitions.extend(_partitions(survey))
     report.nodes.extend(_nodes(survey, report.partitions))
     if (copies := _copies(survey.reports.values())) is not None:

@@ -230,6 +230,10 @@ def certificate_expires(facts: Facts) -> None:
     facts.reports[N3].tls.left_s = 86_400.0
 
 
+def snapshots_stopped(facts: Facts) -> None:
+    facts.each_report(lambda report: setattr(report, "snapshot_age_max_s", 3600.0))
+
+
 def uncounted(facts: Facts) -> None:
     disk_lost(facts)
     facts.is_counted = False
@@ -284,6 +288,7 @@ ROWS = {
     "a move is stuck": Row(move_stuck, DEGRADED, "move_stuck"),
     "a date is in doubt": Row(date_in_doubt, DEGRADED, "date_doubtful"),
     "a certificate expires": Row(certificate_expires, DEGRADED, "certificate_expires"),
+    "no snapshot is taken": Row(snapshots_stopped, DEGRADED, "snapshot_old"),
 }
 WORDS = {HEALTHY: "healthy", DEGRADED: "degraded, all partitions served", DOWN: "down, "}
 VERDICTS = {HEALTHY: "Healthy", DEGRADED: "No data is lost, but", DOWN: "NOT ALL IS SERVED"}
