@@ -14,7 +14,7 @@ from kvstore.bookie.inventory import Inventory
 from kvstore.bookie.journal.group import JournalGroup
 from kvstore.bookie.journal.journal import Journal
 from kvstore.bookie.journal.record import ADMITTED, RECORD_HEADER_SIZE, RECOVERY, RecordKind
-from kvstore.bookie.journal.room import JournalFull, Use
+from kvstore.bookie.journal.reserve import JournalFull, Use
 from kvstore.bookie.keys import KeyChecks
 from kvstore.bookie.ledger import UNKNOWN_TOP, Ledger
 from kvstore.bookie.refusals import BookieRefusals

@@ -13,7 +13,7 @@ from kvstore.bookie.fencing import WriteVerdict
 from kvstore.bookie.inventory import Inventory
 from kvstore.bookie.journal.journal import Journal
 from kvstore.bookie.journal.record import ADMITTED, RecordKind
-from kvstore.bookie.journal.room import JournalFull, Use
+from kvstore.bookie.journal.reserve import JournalFull, Use
 from kvstore.bookie.keys import KEY_MAX, KeyChecks
 from kvstore.bookie.ledger import lac_of
 from kvstore.bookie.refusals import BookieRefusals

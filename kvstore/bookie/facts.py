@@ -6,7 +6,7 @@ from __future__ import annotations
 from kvstore.bookie.inventory import Inventory
 from kvstore.bookie.journal.journal import Journal
 from kvstore.bookie.journal.record import ADMITTED, CLEARED, RECORD_HEADER_SIZE, RecordKind
-from kvstore.bookie.journal.room import JournalFull, Use
+from kvstore.bookie.journal.reserve import JournalFull, Use
 from kvstore.bookie.ledger import Ledger
 from kvstore.bookie.statistics import Statistics
 from kvstore.proto.bookkeeper import Status

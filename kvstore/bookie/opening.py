@@ -11,7 +11,7 @@ from kvstore.bookie.index.checkpoint import Checkpoint
 from kvstore.bookie.index.checkpoints import remove_checkpoint
 from kvstore.bookie.journal.journal import Journal
 from kvstore.bookie.journal.record import CLEARED, RECORD_HEADER_SIZE, RecordKind
-from kvstore.bookie.journal.room import Use
+from kvstore.bookie.journal.reserve import Use
 from kvstore.bookie.journal.segment import Segment
 from kvstore.bookie.ledger import Ledger
 from kvstore.bookie.replay import Replayed
@@ -99,7 +99,7 @@ def _open(found: Replayed, journal: Journal, size: int) -> None:
                 group=found.next_group,
                 synced=found.synced,
                 is_limbo=found.inventory.is_limbo,
-                room=notes + sum(len(record.body) + each for record in found.again),
+                records_bytes=notes + sum(len(record.body) + each for record in found.again),
                 size=size // share,
             )
         except OSError as error:

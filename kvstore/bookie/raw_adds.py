@@ -14,7 +14,7 @@ from kvstore.bookie.digests import Digests, proves_itself
 from kvstore.bookie.facts import Facts
 from kvstore.bookie.inventory import Inventory
 from kvstore.bookie.journal.record import ADMITTED
-from kvstore.bookie.journal.room import JournalFull
+from kvstore.bookie.journal.reserve import JournalFull
 from kvstore.bookie.keys import KEY_MAX
 from kvstore.bookie.rate_limited_log import RateLimitedLog
 from kvstore.bookie.refusals import BookieRefusals

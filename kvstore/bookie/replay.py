@@ -260,14 +260,14 @@ class _Replay:
         if checkpoint.format == FORMAT:
             self._inventory.load(segment, checkpoint)
             return
-        whole = read_checkpoint(self._disk, self._index_dir, checkpoint.file)
-        if whole is None:
+        loaded = read_checkpoint(self._disk, self._index_dir, checkpoint.file)
+        if loaded is None:
             raise OSError(
                 EIO, f"{self._index_dir}: the checkpoint of segment {checkpoint.file} changed while it was read"
             )
-        self._inventory.load(segment, whole)
-        if not self._index_files.write_now(whole, with_list=is_anchor):
-            self._result.checkpoints.append(whole)
+        self._inventory.load(segment, loaded)
+        if not self._index_files.write_now(loaded, with_list=is_anchor):
+            self._result.checkpoints.append(loaded)
 
     def _apply(self, segment: Segment, result: SegmentScan, *, is_anchor: bool) -> None:
         segment.end = result.synced_to if is_anchor else result.end

@@ -30,7 +30,7 @@ from kvstore.bookie.fencing import WriteVerdict
 from kvstore.bookie.index.index_files import IndexFiles
 from kvstore.bookie.inventory import Inventory, OwnLedgers
 from kvstore.bookie.journal.journal import Journal
-from kvstore.bookie.journal.room import JournalFull, Use
+from kvstore.bookie.journal.reserve import JournalFull, Use
 from kvstore.bookie.journal.segment import Segment
 from kvstore.bookie.keys import KEY_MAX, KeyChecks
 from kvstore.bookie.ledger import LedgerListener

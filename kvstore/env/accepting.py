@@ -277,7 +277,7 @@ class Acceptor:
             options: Any = {} if is_carried else {"ssl": self._tls, "ssl_handshake_timeout": left_s}
             _, handler = await self._loop.connect_accepted_socket(self._factory, sock, **options)  # type: ignore[type-var]
             if left_s is not None and self._carries:
-                await _carried(cast("Carrier", handler), left_s)
+                await _wait_until_carried(cast("Carrier", handler), left_s)
         except (ConnectionAbortedError, TimeoutError):
             self._accepted.timed_out += sock in self._waiting or sock in self._handshakes
         except OSError as error:
@@ -386,7 +386,7 @@ class Acceptor:
                 log.warning("port %d: %s connects without TLS; the mode is prefer, which allows it", port, caller)
 
 
-async def _carried(carrier: Carrier, left_s: float) -> None:
+async def _wait_until_carried(carrier: Carrier, left_s: float) -> None:
     """Wait until the handshake that the carrier passes on is over. Break it off if it takes longer than `left_s`."""
     try:
         async with asyncio.timeout(left_s):

@@ -91,7 +91,7 @@ class BookieChoice:
         return self.writable - self._quarantined(URGENT_QUARANTINE_S if is_urgent else QUARANTINE_S)
 
     @property
-    def room(self) -> int:
+    def ensemble_max(self) -> int:
         """Maximum size of an ensemble of spare bookies: the number of machines that have one."""
         return machine_count(self.spares())
 

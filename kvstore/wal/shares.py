@@ -38,7 +38,7 @@ def shares_of(
             nearest = in_order(write_set(left[0]), own, avoided)[0]
         mine = [entry for entry in left if nearest in write_set(entry)]
         if mine and nearest not in avoided:
-            shares.append(ReadShare(nearest, _close_together(mine, gap_max)))
+            shares.append(ReadShare(nearest, _before_gap(mine, gap_max)))
             left = [entry for entry in left if nearest not in write_set(entry)]
         elif mine:
             del left[0]
@@ -46,7 +46,7 @@ def shares_of(
     return [share for share in shares if len(share.entries) > 1]
 
 
-def _close_together(entries: Sequence[EntryId], gap_max: int) -> Sequence[EntryId]:
+def _before_gap(entries: Sequence[EntryId], gap_max: int) -> Sequence[EntryId]:
     """Return the entries before the first gap that is wider than `gap_max`."""
     ends = (at for at, (each, following) in enumerate(pairwise(entries), 1) if following - each > gap_max)
     return entries[: next(ends, len(entries))]

@@ -26,7 +26,7 @@ from kvstore.bookie.fencing import WriteVerdict
 from kvstore.bookie.index import index_files
 from kvstore.bookie.journal import journal, scan, segment, supply
 from kvstore.bookie.journal.record import RecordKind
-from kvstore.bookie.journal.room import Use
+from kvstore.bookie.journal.reserve import Use
 from kvstore.bookie.storage import BookieStorage
 from kvstore.bookie.upkeep import reclaim
 from kvstore.proto.bookkeeper import Status

@@ -52,11 +52,11 @@ def has_capacity(
     unread = connection.unread_bytes + size
     if unread <= UNREAD_SURE_BYTES:
         return True
-    together = UNREAD_WITH_FENCES_BYTES if is_fence else UNREAD_TOTAL_BYTES
-    return unread <= UNREAD_MAX_BYTES and sum(each.unread_bytes for each in connections) + size <= together
+    total = UNREAD_WITH_FENCES_BYTES if is_fence else UNREAD_TOTAL_BYTES
+    return unread <= UNREAD_MAX_BYTES and sum(each.unread_bytes for each in connections) + size <= total
 
 
-def may_poll(own: int, together: int) -> bool:
-    """Return True if a connection that has `own` long polls may start another one while all connections together have
-    `together`."""
-    return own < POLLS_SURE or together < POLLS_TOTAL_MAX
+def may_poll(own: int, total: int) -> bool:
+    """Return True if a connection that has `own` long polls may start another one while all connections total have
+    `total`."""
+    return own < POLLS_SURE or total < POLLS_TOTAL_MAX

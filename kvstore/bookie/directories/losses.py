@@ -27,7 +27,7 @@ import logging
 
 from kvstore.bookie.admission import LedgerAuthority
 from kvstore.bookie.directories.homes import LedgerDirectories
-from kvstore.bookie.journal.room import JournalFull
+from kvstore.bookie.journal.reserve import JournalFull
 from kvstore.bookie.upkeep.limbo import may_name
 from kvstore.errors import ConfigError
 from kvstore.types import BookieId, LedgerId

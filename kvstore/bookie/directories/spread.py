@@ -28,7 +28,7 @@ from kvstore.bookie.directories.losses import doubt_what_was_lost
 from kvstore.bookie.directories.refusing import CANNOT_STORE, STATE_UNKNOWN
 from kvstore.bookie.directories.state import DirectoryState
 from kvstore.bookie.inventory import IsOurs, OwnLedgers, none_are_ours
-from kvstore.bookie.journal.room import JournalFull
+from kvstore.bookie.journal.reserve import JournalFull
 from kvstore.bookie.ledger import LedgerListener
 from kvstore.bookie.reader import ReadDone
 from kvstore.bookie.statistics import Statistics, added_up

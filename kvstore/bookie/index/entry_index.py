@@ -253,11 +253,11 @@ def runs_of(entries: Iterable[int]) -> list[tuple[int, int]]:
 
 def joined(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return runs, which may be in any order and overlap, as separate runs in ascending order."""
-    whole: list[tuple[int, int]] = []
+    separate: list[tuple[int, int]] = []
     for first, count in sorted(runs):
-        if whole and first <= sum(whole[-1]):
-            begin, size = whole[-1]
-            whole[-1] = (begin, max(size, first + count - begin))
+        if separate and first <= sum(separate[-1]):
+            begin, size = separate[-1]
+            separate[-1] = (begin, max(size, first + count - begin))
         else:
-            whole.append((first, count))
-    return whole
+            separate.append((first, count))
+    return separate

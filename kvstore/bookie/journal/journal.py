@@ -4,8 +4,8 @@ Records gather in the open group while the previous group is written and synced,
 open group is next, and so on. One sync is in progress at a time, and nothing is reported before the sync that covers
 it. A failed sync ends the process, because it is unknown then what the disk holds, and a second sync would not tell.
 
-Segments are created one ahead. Without a segment ahead the journal is full: room.py says what the rest of the present
-segment is for (docs/protocol.md, B9), and storage.py refuses ordinary adds.
+Segments are created one ahead. Without a segment ahead the journal is full: reserve.py says what the rest of the
+present segment is for (docs/protocol.md, B9), and storage.py refuses ordinary adds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kvstore.bookie.journal.record import (
     encode_group_header,
     encode_record_head,
 )
-from kvstore.bookie.journal.room import Use, leaves
+from kvstore.bookie.journal.reserve import Use, leaves
 from kvstore.bookie.journal.segment import OpenFiles, Segment
 from kvstore.bookie.journal.supply import RETRY_S, SegmentSupply, overhead
 from kvstore.bookie.statistics import Statistics
@@ -104,15 +104,17 @@ class Journal:
         self.synced_group = 0
         """Every group up to this one is on disk."""
 
-    def open(self, *, file: int, group: int, synced: tuple[int, int], is_limbo: bool, room: int, size: int) -> None:
-        """Begin segment `file` with group `group`. The segment has `size` bytes, and at least `room` bytes for records.
-        `synced` is the segment and the offset at which the synced part of the former journal ends. With `is_limbo`,
-        records of that part may be missing. Raises OSError if there is no space."""
+    def open(
+        self, *, file: int, group: int, synced: tuple[int, int], is_limbo: bool, records_bytes: int, size: int
+    ) -> None:
+        """Begin segment `file` with group `group`. The segment has `size` bytes, and at least `records_bytes` for
+        records. `synced` is the segment and the offset at which the synced part of the former journal ends. With
+        `is_limbo`, records of that part may be missing. Raises OSError if there is no space."""
         self.supply.next_file = file
         self._synced_file, self._synced_to = synced
         self.synced_group = group - 1
-        room += overhead(len(self._segments) + 1)  # for a second group that lists the segments
-        self._begin(self.supply.create(room, size), group, is_limbo=is_limbo)
+        records_bytes += overhead(len(self._segments) + 1)  # for a second group that lists the segments
+        self._begin(self.supply.create(records_bytes, size), group, is_limbo=is_limbo)
         self.supply.make_spare()
         self.supply.poll()
 
@@ -125,7 +127,7 @@ class Journal:
         self._on_full(self.is_full)
 
     @property
-    def room(self) -> int:
+    def bytes_left(self) -> int:
         """Bytes left in the current segment."""
         return self._limit - self.open_group.end
 
@@ -140,7 +142,7 @@ class Journal:
         facts; `append` fails if there is no space for them."""
         if not self.is_full or use is Use.FACT:
             return True
-        is_left = self.room - size >= leaves(use, self._config.segment_bytes)
+        is_left = self.bytes_left - size >= leaves(use, self._config.segment_bytes)
         return use is not Use.ADD and (is_left or self.supply.may_make(size, use))
 
     def append(

@@ -14,7 +14,7 @@ from errno import EEXIST
 
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.journal.record import FILE_HEADER_SIZE, GROUP_HEADER_SIZE, RECORD_HEADER_SIZE, FileHeader
-from kvstore.bookie.journal.room import JournalFull, Use, kept_bytes, start_bytes
+from kvstore.bookie.journal.reserve import JournalFull, Use, kept_bytes, start_bytes
 from kvstore.bookie.journal.segment import OpenFiles, Segment, segment_name
 from kvstore.env.ports import Env
 from kvstore.os_errors import is_no_space, is_passing, no_space, reason_of
@@ -162,11 +162,11 @@ class SegmentSupply:
         return spare
 
     # docs/protocol.md B35
-    def create(self, room: int, size: int) -> Segment:
-        """Create a segment of `size` bytes, with space for at least `room`. Raises OSError; FileExistsError if another
-        process has created it, whose file stays as it is."""
+    def create(self, records_bytes: int, size: int) -> Segment:
+        """Create a segment of `size` bytes, with space for at least `records_bytes`. Raises OSError; FileExistsError if
+        another process has created it, whose file stays as it is."""
         salt = self._env.random.getrandbits(64) | 1
-        capacity = max(size, overhead(len(self._segments) + 2) + room)
+        capacity = max(size, overhead(len(self._segments) + 2) + records_bytes)
         header, disk = FileHeader(self.next_file, salt), self._env.disk
         segment = Segment(disk, self._config.journal_dir, header, capacity=capacity, open_files=self._open_files)
         if disk.exists(segment.path):

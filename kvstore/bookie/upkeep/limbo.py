@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from kvstore.bookie.admission import LedgerAuthority
 from kvstore.bookie.fencing import names
 from kvstore.bookie.journal.record import CLEARED, RecordKind
-from kvstore.bookie.journal.room import JournalFull, Use
+from kvstore.bookie.journal.reserve import JournalFull, Use
 from kvstore.bookie.storage import BookieStorage
 from kvstore.errors import MetadataError, UndecodableNode
 from kvstore.meta.lost import lost_entries

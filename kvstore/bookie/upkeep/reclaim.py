@@ -18,7 +18,7 @@ from kvstore.bookie.index.checkpoints import remove_checkpoint
 from kvstore.bookie.index.entry_index import OFFSET_MASK
 from kvstore.bookie.inventory import IsOurs, none_are_ours
 from kvstore.bookie.journal.record import ADMITTED, CLEARED, RECORD_HEADER_SIZE, RecordKind
-from kvstore.bookie.journal.room import JournalFull, Use
+from kvstore.bookie.journal.reserve import JournalFull, Use
 from kvstore.bookie.journal.segment import Segment
 from kvstore.bookie.ledger import lac_of
 from kvstore.bookie.storage import BookieStorage

@@ -155,9 +155,9 @@ def profile(
             text, ending = flame.folded(stacks), "txt"
     file = out or Path(f"{node}-profile.{ending}")
     file.write_text(text, encoding="utf-8")
-    whole = max(1, sum(each.weight for each in stacks))
+    total = max(1, sum(each.weight for each in stacks))
     rows = [
-        {"function": name, "share": f"{100 * weight / whole:.1f} %"} for name, weight in flame.hottest(stacks, HOTTEST)
+        {"function": name, "share": f"{100 * weight / total:.1f} %"} for name, weight in flame.hottest(stacks, HOTTEST)
     ]
     if json:
         print(

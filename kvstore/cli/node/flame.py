@@ -113,9 +113,9 @@ def _placed(root: Box, scale: float) -> Iterator[tuple[Box, int, float, float]]:
             left += inner.weight * scale
 
 
-def _drawn(box: Box, row: int, left: float, width: float, unit: str, whole: int) -> str:
+def _drawn(box: Box, row: int, left: float, width: float, unit: str, total: int) -> str:
     name, top = escape(box.name), TOP + row * ROW
-    share = 100 * box.weight / max(1, whole)
+    share = 100 * box.weight / max(1, total)
     letters = int((width - 6) / CHARACTER)
     shown = escape(box.name if len(box.name) <= letters else f"{box.name[: letters - 1]}…") if letters >= 3 else ""
     label = f'<text x="{left + 3:.1f}" y="{top + 12}">{shown}</text>' if shown else ""

@@ -351,14 +351,14 @@ def shown_bytes(count: int) -> str:
 
 def shown_time(seconds: float) -> str:
     """Return a duration in its two largest units: days and hours, hours and minutes, minutes and seconds."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3_600:
-        return f"{whole // 60} min {whole % 60} s"
-    if whole < 86_400:
-        return f"{whole // 3_600} h {whole % 3_600 // 60} min"
-    return f"{whole // 86_400} d {whole % 86_400 // 3_600} h"
+    total = round(seconds)
+    if total < 60:
+        return f"{total} s"
+    if total < 3_600:
+        return f"{total // 60} min {total % 60} s"
+    if total < 86_400:
+        return f"{total // 3_600} h {total % 3_600 // 60} min"
+    return f"{total // 86_400} d {total % 86_400 // 3_600} h"
 
 
 def _plain(message: Any) -> dict[str, Any]:

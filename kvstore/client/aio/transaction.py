@@ -186,8 +186,8 @@ class AsyncTransaction:
     async def _run(self, parts: list[ClientOperation]) -> None:
         if not parts:
             return
-        whole = operations.transact(parts, self._engine.routing.partition_of)
+        combined = operations.transact(parts, self._engine.routing.partition_of)
         try:
-            self._engine.absorb(operations.positions_of(await self._engine.run(whole, self._timeout_s)))
+            self._engine.absorb(operations.positions_of(await self._engine.run(combined, self._timeout_s)))
         except ConditionFailed as error:
             raise self._state.failure(error) from None

@@ -127,9 +127,9 @@ def scan(partition: str, start: bytes, end: bytes, limit: int, level: int, *, fl
 
 
 def count(partition: str, level: int) -> ClientOperation:
-    whole = operation(kv_pb2.COUNT, b"", level=as_level(level))
-    whole.partition = partition
-    return whole
+    combined = operation(kv_pb2.COUNT, b"", level=as_level(level))
+    combined.partition = partition
+    return combined
 
 
 def batch(operations: Sequence[ClientOperation]) -> ClientOperation:
@@ -137,7 +137,7 @@ def batch(operations: Sequence[ClientOperation]) -> ClientOperation:
     connection and all operations in flight there."""
     if not operations:
         raise InvalidRequest("expected at least one operation in a batch, got none")
-    return _whole(kv_pb2.BATCH, operations[0].key, operations, "batch")
+    return _combined(kv_pb2.BATCH, operations[0].key, operations, "batch")
 
 
 def transact(operations: Sequence[ClientOperation], partition_of: Callable[[bytes], str]) -> ClientOperation:
@@ -145,12 +145,12 @@ def transact(operations: Sequence[ClientOperation], partition_of: Callable[[byte
     too, by their own ring."""
     check_transaction_keys((each.key for each in operations), partition_of)
     written = next((each.key for each in operations if each.code not in _APPLIES_NOTHING), None)
-    whole = _whole(kv_pb2.TRANSACT, written or operations[0].key, operations, "transaction")
-    whole.is_read = written is None
-    return whole
+    combined = _combined(kv_pb2.TRANSACT, written or operations[0].key, operations, "transaction")
+    combined.is_read = written is None
+    return combined
 
 
-def _whole(code: int, key: bytes, operations: Sequence[ClientOperation], name: str) -> ClientOperation:
+def _combined(code: int, key: bytes, operations: Sequence[ClientOperation], name: str) -> ClientOperation:
     if len(operations) > BATCH_OPS_MAX:
         raise InvalidRequest(
             f"expected at most {BATCH_OPS_MAX} operations in a {name}, got {len(operations)}; split the {name}"
@@ -162,9 +162,9 @@ def _whole(code: int, key: bytes, operations: Sequence[ClientOperation], name: s
         kv_pb2.Operation(code=each.code, key=each.key, value=each.value, options=each.options)  # type: ignore[arg-type]
         for each in operations
     ]
-    whole = operation(code, key, options=kv_pb2.Options(operations=parts))
-    whole.size = size + OPERATION_BYTES * len(operations)
-    return whole
+    combined = operation(code, key, options=kv_pb2.Options(operations=parts))
+    combined.size = size + OPERATION_BYTES * len(operations)
+    return combined
 
 
 def names_its_partition(operation: ClientOperation) -> bool:

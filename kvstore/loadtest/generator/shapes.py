@@ -136,13 +136,13 @@ class KneeShape:
         self._per_s = per_s
         """The rate of the current trial, or of the trial after the pause."""
         self._rests_since_s: float | None = None
-        self._carried, self._failed = 0.0, 0.0
+        self._sustained, self._failed = 0.0, 0.0
         self._finer_left = self._limits.finer
 
     @property
     def sustained_per_s(self) -> float:
         """The highest rate that was sustained; 0 if none was."""
-        return self._carried
+        return self._sustained
 
     @property
     def failed_per_s(self) -> float:
@@ -152,10 +152,10 @@ class KneeShape:
     @property
     def missing(self) -> str | None:
         """Why no knee was found; None if one was found."""
-        if self._carried and self._failed:
+        if self._sustained and self._failed:
             return None
-        if self._carried:
-            return f"the knee was not found: the run ended while {self._carried:g}/s were still sustained"
+        if self._sustained:
+            return f"the knee was not found: the run ended while {self._sustained:g}/s were still sustained"
         if self._failed:
             return f"the knee was not found: no rate was sustained, not even {self._failed:g}/s"
         return "the knee was not found: the run ended before any rate was judged"
@@ -187,7 +187,7 @@ class KneeShape:
 
     @property
     def _rest_per_s(self) -> float:
-        return (self._carried or self._per_s) / 2
+        return (self._sustained or self._per_s) / 2
 
     def _is_sustained(self, seen: RecentResults) -> bool:
         limits = self._limits
@@ -198,7 +198,7 @@ class KneeShape:
         is_carried = self._is_sustained(seen)
         self.trials.append(KneeTrial(self._per_s, *seen, is_carried))
         if is_carried:
-            self._carried = max(self._carried, self._per_s)
+            self._sustained = max(self._sustained, self._per_s)
         else:
             self._failed = self._per_s
 
@@ -208,7 +208,7 @@ class KneeShape:
         if not self._finer_left:
             return None
         self._finer_left -= 1
-        return (self._carried + self._failed) / 2
+        return (self._sustained + self._failed) / 2
 
 
 def shape_of(name: str, per_s: float, seconds: float) -> Shape:

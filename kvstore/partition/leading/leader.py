@@ -373,13 +373,18 @@ class Leader:
         """Send as many entries as may be in flight. Nothing may follow the release record."""
         if self._is_releasing:
             return
-        room, sent, reads, queue = self._config.entries_in_flight_max, self._read_lease.sent, self.reads, self._queue
+        entries_max, sent, reads, queue = (
+            self._config.entries_in_flight_max,
+            self._read_lease.sent,
+            self.reads,
+            self._queue,
+        )
         observed = self._observed
         if self._evaluator.foreseen.is_freed:  # by an attempt that has ended
             self._unlock()
-        has_capacity = len(self._in_flight) < room and self._stopped is None
+        has_capacity = len(self._in_flight) < entries_max and self._stopped is None
         is_wanted = has_capacity and reads.may_want_append and reads.wants_append()
-        while queue.bytes and len(self._in_flight) < room and self._stopped is None and not observed.is_full:
+        while queue.bytes and len(self._in_flight) < entries_max and self._stopped is None and not observed.is_full:
             if self._state.engine.is_behind():
                 self._pause()
                 break
@@ -395,7 +400,7 @@ class Leader:
                 break
         if reads.may_want_append or is_wanted:
             is_wanted = is_wanted and self._read_lease.sent == sent
-            has_capacity = len(self._in_flight) < room and self._stopped is None
+            has_capacity = len(self._in_flight) < entries_max and self._stopped is None
             if has_capacity and (reads.wants_append() or is_wanted):
                 self._append(self._evaluator.control(EntryKind.EMPTY, self._env.clock.date_ms()), [])
         waiting = self._waiting

@@ -108,8 +108,8 @@ def _off_partition(
 
 def _takers(seen: Observation) -> list[PartitionId]:
     """Return the partitions that could take load, those of the least busy servers first."""
-    room = (1 - GAIN) * seen.mean
-    found = (each for each in seen.serving if seen.works.get(seen.expected.get(each, NOBODY), inf) <= room)
+    work_max = (1 - GAIN) * seen.mean
+    found = (each for each in seen.serving if seen.works.get(seen.expected.get(each, NOBODY), inf) <= work_max)
     return sorted(found, key=lambda each: (seen.works[seen.expected[each]], seen.work(each), each))
 
 

@@ -49,7 +49,7 @@ class RingStore:
 
     async def change(self, step: Callable[[Ring], Ring], *, soon: bool = False, plans: bool = False) -> Ring:
         """Change the ring, one write at a time, because concurrent writes of this server would only conflict. Changes
-        that wait meanwhile are written together, each step applied to the result of the step before."""
+        that wait meanwhile are written combined, each step applied to the result of the step before."""
         mine = _Change(step, soon, plans)
         self._waiting.append(mine)
         try:
@@ -66,12 +66,12 @@ class RingStore:
         return mine.ring
 
     async def _make(self, taken: list[_Change]) -> None:
-        """Write these changes together, and deliver the outcome of each."""
-        together = _together(taken)
+        """Write these changes combined, and deliver the outcome of each."""
+        combined = _combined(taken)
         known = self._membership.stored_ring if all(each.soon for each in taken) else None
         try:
             plans = any(each.plans for each in taken)
-            ring, version = await change_ring_at(self._store, together, known, plans=plans)
+            ring, version = await change_ring_at(self._store, combined, known, plans=plans)
         except Overloaded as error:
             if len(taken) == 1:
                 return _end(taken, error)
@@ -86,7 +86,7 @@ class RingStore:
             self._membership.note_written(ring, version)
 
     async def _make_apart(self, taken: list[_Change]) -> None:
-        """Write the changes one by one, because together they were too large for the znode and nothing was written."""
+        """Write the changes one by one, because combined they were too large for the znode and nothing was written."""
         try:
             for each in taken:
                 each.ring = each.error = None
@@ -113,7 +113,7 @@ def _end(changes: list[_Change], failure: Exception | None) -> None:
         each.error = each.error or failure
 
 
-def _together(changes: list[_Change]) -> Callable[[Ring], Ring]:
+def _combined(changes: list[_Change]) -> Callable[[Ring], Ring]:
     """Return a function that applies all changes. If one change is refused, the others are still applied."""
     allowed: set[int] = set()
 

@@ -280,10 +280,10 @@ class PinKeeper:
     async def _run(self, work: Mapping[Any, Awaitable[bytes]]) -> dict[Any, bytes | StoreError]:
         """Run all calls, at most CALLS_AT_ONCE at a time."""
         answers: dict[Any, bytes | StoreError] = {}
-        room = asyncio.Semaphore(CALLS_AT_ONCE)
+        slots = asyncio.Semaphore(CALLS_AT_ONCE)
 
         async def one(name: Any, call: Awaitable[bytes]) -> None:
-            async with room:
+            async with slots:
                 try:
                     answers[name] = await call
                 except StoreError as error:

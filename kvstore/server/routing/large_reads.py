@@ -35,7 +35,7 @@ LEFT_S_MIN = 0.001
 class _ClientReads:
     """One client's reads."""
 
-    __slots__ = ("received_at", "room", "size", "under_way", "waiting")
+    __slots__ = ("reads_max", "received_at", "size", "under_way", "waiting")
 
     def __init__(self) -> None:
         self.waiting: deque[tuple[PartitionId, Pending]] = deque()
@@ -43,7 +43,7 @@ class _ClientReads:
         """Number of its reads in transit. Reads that were sent before the first large value are not counted."""
         self.size = 0
         """Size of its last value if that was large, otherwise 0."""
-        self.room = READS_FIRST
+        self.reads_max = READS_FIRST
         self.received_at = 0.0
 
 
@@ -168,7 +168,7 @@ class LargeReads:
 
     def _has_capacity(self, client: _ClientReads) -> bool:
         if not client.size:
-            return client.under_way < client.room
+            return client.under_way < client.reads_max
         return not self._bytes or self._bytes + client.size <= BYTES_AT_ONCE
 
     def _turns_of(self, client: _ClientReads) -> OrderedDict[_ClientReads, None]:
@@ -196,7 +196,7 @@ class LargeReads:
             self._turns_of(client).pop(client, None)
         self._bytes += client.under_way * (size - client.size)
         client.size = size
-        client.room = READS_FIRST if size else min(client.room + 1, READS_MAX)
+        client.reads_max = READS_FIRST if size else min(client.reads_max + 1, READS_MAX)
         if is_other and client.waiting:
             self._turns_of(client)[client] = None
 
@@ -217,4 +217,4 @@ def _is_known(client: _ClientReads, now: float) -> bool:
     if client.waiting or client.under_way:
         return True
     # A client that asks once, like each unary call, need not be remembered.
-    return (bool(client.size) or client.room > READS_KNOWN) and now - client.received_at <= PATIENCE_S
+    return (bool(client.size) or client.reads_max > READS_KNOWN) and now - client.received_at <= PATIENCE_S

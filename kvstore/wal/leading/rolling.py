@@ -30,7 +30,7 @@ def roll_reason(
         return ""  # other reasons may recur often: a long list has to wait
     if len(writer.metadata.fragments) >= config.roll_fragments:
         return "its ensemble has changed too often"
-    if writer.metadata.quorum.ensemble < min(config.quorum.ensemble, choice.room):
+    if writer.metadata.quorum.ensemble < min(config.quorum.ensemble, choice.ensemble_max):
         return "there are more bookies now"
     if _has_lost_a_bookie(choice, writer.metadata):
         return "one of its bookies is gone and there are enough others"
@@ -45,6 +45,6 @@ def _has_lost_a_bookie(choice: BookieChoice, metadata: LedgerMetadata) -> bool:
     striped ensemble, the next ensemble is narrower and survives the next loss. Returns False while the metadata store
     is unreachable.
     """
-    if choice.room < metadata.quorum.write:
+    if choice.ensemble_max < metadata.quorum.write:
         return False
     return not all(map(choice.is_registered, bookies_of(metadata)))

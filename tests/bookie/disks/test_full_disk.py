@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from kvstore.bookie.journal.room import KEPT_MAX, Use, kept_bytes, leaves, start_bytes
+from kvstore.bookie.journal.reserve import KEPT_MAX, Use, kept_bytes, leaves, start_bytes
 from kvstore.bookie.journal.supply import POLL_S
 from kvstore.bookie.upkeep.reclaim import Reclaimer
 from kvstore.proto.bookkeeper import Status
@@ -140,10 +140,10 @@ async def test_add_refused_for_lack_of_space_leaves_nothing_behind(world: SimWor
     shelf, _ = await opened(world, meta)
     world.node("b1").disk.set_capacity(6 * SEGMENT)
     await add_all(shelf, OLD)
-    room = shelf.storage.journal.room
+    bytes_left = shelf.storage.journal.bytes_left
     for ledger in range(100, 150):
         assert await shelf.add(ledger, 0) is Status.READ_ONLY
-    assert shelf.storage.journal.room == room
+    assert shelf.storage.journal.bytes_left == bytes_left
 
 
 @in_world
@@ -152,11 +152,11 @@ async def test_copy_refused_for_lack_of_space_leaves_nothing_behind(world: SimWo
     world.node("b1").disk.set_capacity(6 * SEGMENT)
     await add_all(shelf, OLD)
     await add_all(shelf, COPIES, 900, recovery=True)
-    room = shelf.storage.journal.room
-    assert room > leaves(Use.COPY, SEGMENT) + 100, "a key alone would fit"
+    bytes_left = shelf.storage.journal.bytes_left
+    assert bytes_left > leaves(Use.COPY, SEGMENT) + 100, "a key alone would fit"
     for ledger in range(100, 150):
         assert await shelf.add(ledger, 0, b"x" * 900, recovery=True) is Status.READ_ONLY
-    assert shelf.storage.journal.room == room
+    assert shelf.storage.journal.bytes_left == bytes_left
     assert not shelf.storage.inventory.ledgers.keys() & set(range(100, 150))
 
 

@@ -12,7 +12,7 @@ from kvstore.bookie.index.blocks import block_span, blocks_of
 from kvstore.bookie.index.checkpoint import HEADER_SIZE, table_span
 from kvstore.bookie.index.checkpoints import read_checkpoint
 from kvstore.bookie.inventory import Inventory
-from kvstore.bookie.journal.room import start_bytes
+from kvstore.bookie.journal.reserve import start_bytes
 from kvstore.bookie.journal.supply import POLL_S
 from kvstore.proto.bookkeeper import Status
 from tests.bookie.index.index_support import (

@@ -14,7 +14,7 @@ import pytest
 
 from kvstore.bookie import Bookie, storage
 from kvstore.bookie.identity import STARTS, _note_start
-from kvstore.bookie.journal.room import JournalFull
+from kvstore.bookie.journal.reserve import JournalFull
 from kvstore.bookie.small_files import replace_file
 from kvstore.env.disk import DirectoryDisk, DirectoryFile
 from kvstore.errors import ConfigError, MetadataUnavailable, MetadataUnknown
@@ -230,7 +230,7 @@ def test_headless_segment_of_a_crash_takes_no_space_from_a_start(world: SimWorld
 
     async def fill() -> None:
         shelf = await Shelf(world.env("b1"), config).start()
-        while shelf.storage.journal.room > 700:
+        while shelf.storage.journal.bytes_left > 700:
             assert await shelf.add(L, shelf.storage.statistics.adds, b"x" * 300) is Status.OK
         await pause(0.2)
 

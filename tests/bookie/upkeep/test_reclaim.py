@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from kvstore.bookie.journal.record import RECORD_HEADER_SIZE, RecordKind
-from kvstore.bookie.journal.room import JournalFull
+from kvstore.bookie.journal.reserve import JournalFull
 from kvstore.bookie.upkeep.reclaim import Reclaimer
 from kvstore.errors import MetadataUnavailable
 from kvstore.proto.bookkeeper import Status
@@ -412,7 +412,7 @@ async def test_drop_without_space_for_its_record_does_not_happen(world: SimWorld
     while await store.shelf.add(KEPT, entry, b"x", recovery=True) is Status.OK:
         entry += 1
     disk.set_capacity(6 * 4096 - disk.free_bytes())
-    while store.shelf.storage.journal.room >= RECORD_HEADER_SIZE:
+    while store.shelf.storage.journal.bytes_left >= RECORD_HEADER_SIZE:
         store.shelf.storage.journal.append(RecordKind.LAC, 0, KEPT, 0, b"")
     with pytest.raises(JournalFull):
         store.reclaimer.drop(KEPT)

@@ -30,15 +30,15 @@ def test_write_acknowledged_in_time_is_not_slow(p: Partition) -> None:
 
 
 def test_slow_entry_reports_queue_and_log_time(p: Partition) -> None:
-    room = p.config.entries_in_flight_max
-    for number in range(room):
+    entries_max = p.config.entries_in_flight_max
+    for number in range(entries_max):
         p.submit(Put(b"%d" % number, b"1"))
     p.submit(Put(KEY, b"1"), Put(b"other", b"2"))
     p.wait(0.06)
     p.acknowledge()
     assert p.slow.latest() == []
     p.wait(0.07)
-    p.acknowledge(room)
+    p.acknowledge(entries_max)
     found = {each.key: each for each in p.slow.latest()}
     last = found[hash_of(KEY)]
     assert (last.at, last.operation, last.partition, last.operations) == ("leader", "write", "p1", 2)
