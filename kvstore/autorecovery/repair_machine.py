@@ -242,7 +242,7 @@ class RepairMachine:
 
     def start(self) -> Command:
         """Return the first command of the attempt."""
-        return self._look()
+        return self._read_metadata()
 
     def handle(self, event: Event, now: float) -> Command:
         """Apply `event` and return the next command. Must not be called after an End. `now` is the boot-time clock in
@@ -259,9 +259,9 @@ class RepairMachine:
             case MetadataWritten():
                 return self._end(self._rest)
             case Overtaken():
-                return self._look()
+                return self._read_metadata()
             case Recovered():
-                return self._look()
+                return self._read_metadata()
             case AttemptFailed(reason, refused):
                 return self._failed(reason, refused)
             case LockLost():
@@ -269,7 +269,7 @@ class RepairMachine:
             case _:
                 assert_never(event)
 
-    def _look(self) -> Command:
+    def _read_metadata(self) -> Command:
         self._checks += 1
         self._wanted = None
         return ReadMetadata() if self._checks <= CHECKS_MAX else self._end(CHANGING)

@@ -172,7 +172,7 @@ class _Attempt:
         try:
             match command:
                 case ReadMetadata():
-                    return await self._look()
+                    return await self._read_metadata()
                 case ProbeWriter(metadata, there):
                     return WriterProbed(await self._ask(metadata, there))
                 case Fill():
@@ -190,7 +190,7 @@ class _Attempt:
         except (LedgerError, MetadataError, NotEnoughBookies) as error:
             return AttemptFailed(f"{type(error).__name__}: {error}")
 
-    async def _look(self) -> MetadataRead:
+    async def _read_metadata(self) -> MetadataRead:
         metadata, version = await self._ports.ledgers.read_latest(self._ledger)
         choice = self._ports.choice
         writable, readonly = choice.writable, choice.readonly
@@ -240,9 +240,9 @@ class _Attempt:
     def _changed(self) -> None:
         """Check whether the ledger was deleted, because its metadata has changed. Copies of a deleted ledger are
         useless, and copying may take hours at a low rate."""
-        self._owner.nursery.spawn(self._look_for_deletion(), name=f"check ledger {self._ledger}")
+        self._owner.nursery.spawn(self._check_deleted(), name=f"check ledger {self._ledger}")
 
-    async def _look_for_deletion(self) -> None:
+    async def _check_deleted(self) -> None:
         try:
             await self._ports.ledgers.read(self._ledger)
         except NoSuchLedger:

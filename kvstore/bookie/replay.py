@@ -232,9 +232,9 @@ class _Replay:
 
     def _scan(self, found: _File, known_end: int | None, files: dict[int, _File]) -> SegmentScan:
         file = found.segment.file
-        said = self._reported_synced(file, files)
+        synced_to = self._reported_synced(file, files)
         data, missing = self._bytes(found)
-        return scan(data, file, found.segment.salt, known_end=known_end, synced_to=said, missing=missing)
+        return scan(data, file, found.segment.salt, known_end=known_end, synced_to=synced_to, missing=missing)
 
     def _load(self, files: dict[int, _File], expected: list[int], file: int, *, is_anchor: bool) -> None:
         found = files.get(file)

@@ -222,9 +222,9 @@ def give_up(
             await view.refresh()
         return await abandonment.abandon(LedgerId(ledger), tools.env.clock.date_ms(), loss)
 
-    loss, mended = with_tools(cluster, work)
+    loss, result = with_tools(cluster, work)
     if json:
-        given_up = {"given_up": mended is not None, "is_complete": mended is None or mended.is_complete}
+        given_up = {"given_up": result is not None, "is_complete": result is None or result.is_complete}
         print(
             as_json(
                 {
@@ -238,9 +238,9 @@ def give_up(
             )
         )
     else:
-        print("every entry has a good copy; nothing is lost" if mended is None else _what_is_lost(loss))
-    if mended is not None and not mended.is_complete:
-        typer.echo(f"not all entries are copied yet: it {mended.reason}", err=True)
+        print("every entry has a good copy; nothing is lost" if result is None else _what_is_lost(loss))
+    if result is not None and not result.is_complete:
+        typer.echo(f"not all entries are copied yet: it {result.reason}", err=True)
         raise typer.Exit(1)
 
 
@@ -316,7 +316,7 @@ def _entry_row(entry: EntryId, copies: dict[BookieId, bytes | None]) -> dict[str
         return row
     row["bytes"] = len(payload)
     try:
-        said = entries.decode(payload)
+        decoded = entries.decode(payload)
     except Corrupted:
         return row
-    return row | {"epoch": said.epoch, "first_seq": said.first_seq, "mutations": len(said.keys)}
+    return row | {"epoch": decoded.epoch, "first_seq": decoded.first_seq, "mutations": len(decoded.keys)}

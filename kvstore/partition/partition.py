@@ -376,7 +376,7 @@ class Partition:
             published = await self._claims.published()
         except MetadataError:
             return None
-        return [said.seq for server, said in published.items() if server != self._server]
+        return [replica.seq for server, replica in published.items() if server != self._server]
 
     async def _answer_peer(self, server: ServerId, method: str, body: bytes) -> bytes:
         self._tail.catch_up()

@@ -102,7 +102,7 @@ async def serve(
     """
     clock = JudgedClock(env.clock, ServerId(config.id), saved_offset(env))
     slow = SlowLog(config.server.slow_ms, clock.now, clock.date_ms, env.starved)
-    write_probe = WriteProbe(env.disk, clock.now, env.beat.rest)
+    write_probe = WriteProbe(env.disk, clock.now, env.beat.pause)
     env = replace(env, clock=clock, slow=slow, writable=write_probe.check)
     traces = open_traces(config.tracing, config.id, VERSION, env)
     async with AsyncExitStack() as stack:

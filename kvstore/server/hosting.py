@@ -55,7 +55,7 @@ class EngineStore(Protocol):
     def age_retired(self, seconds: int, keep_s: float, /) -> None:
         """Age the retired states by `seconds` and remove those of at least `keep_s`."""
 
-    def spoil(self, partition: PartitionId, /) -> None:
+    def set_damaged_aside(self, partition: PartitionId, /) -> None:
         """Set aside a damaged state."""
 
     def find(self) -> list[PartitionId]:
@@ -219,7 +219,7 @@ class Hosting:
                 replica = self._hosted[partition]
                 await self._stop(partition, keep_pins=True)
                 replica.close_state()
-                self._engines.spoil(partition)
+                self._engines.set_damaged_aside(partition)
 
     def _rebuild(self, partition: PartitionId) -> None:
         """Schedule the rebuild of a damaged copy. The first rebuild starts at once. If the copy is damaged again,
@@ -251,7 +251,7 @@ class Hosting:
 
     async def _retire_left_now_and_then(self) -> None:
         while True:
-            await self._env.beat.rest(LEFT_S)
+            await self._env.beat.pause(LEFT_S)
             for _, replica in sorted(self._leaving.items()):
                 await replica.follow_pins()
             await self._retire_left()
@@ -385,7 +385,7 @@ class Hosting:
             for partition, replica in sorted(drained.items()):
                 if await self._is_taken_back(partition, replica, drained):
                     del drained[partition]
-            await self._env.beat.rest(LEFT_S)
+            await self._env.beat.pause(LEFT_S)
 
 
 def _replicas_of(ring: Ring, partition: PartitionId) -> tuple[ServerId, ...]:

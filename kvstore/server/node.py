@@ -295,7 +295,7 @@ async def _beat(watchdog: Watchdog, env: Env) -> None:
     """Prove to the watchdog that the event loop is running."""
     while True:
         watchdog.beat()
-        await env.beat.rest(BEAT_S)
+        await env.beat.pause(BEAT_S)
 
 
 def _follow_certificates(certificates: Certificates | None, env: Env, loop: asyncio.AbstractEventLoop) -> None:

@@ -279,10 +279,10 @@ class _Local:
         return self.storage.read_on(asked.ledger, asked.entry, answer.body, asked.limits, passes_over=True)
 
     def read_lac(self, ledger: LedgerId, done: ReadDone) -> None:
-        def said(status: Status, explicit: bytes | None, last: bytes | None) -> None:
+        def on_lac(status: Status, explicit: bytes | None, last: bytes | None) -> None:
             done(BookieResponse(0, BookieOperation.READ_LAC, status, ledger, body=explicit, last_entry=last))
 
-        self.storage.read_lac(ledger, done=said)  # answered from memory, without waiting
+        self.storage.read_lac(ledger, done=on_lac)  # answered from memory, without waiting
 
     def long_poll(self, ledger: LedgerId, previous_lac: EntryId, timeout_ms: int, done: ReadDone) -> None:
         # The storage applies the timeout itself.

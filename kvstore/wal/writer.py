@@ -195,9 +195,9 @@ class LedgerWriter:
         """In ascending order. An entry is removed when it is confirmed and every bookie of its write set has stored it
         or failed."""
         self._held_bytes = 0
-        self._seat(metadata)
+        self._assign_bookies(metadata)
 
-    def _seat(self, metadata: LedgerMetadata) -> None:
+    def _assign_bookies(self, metadata: LedgerMetadata) -> None:
         self.metadata = metadata
         quorum = metadata.quorum
         self._ensemble = metadata.fragments[-1].ensemble
@@ -378,7 +378,7 @@ class LedgerWriter:
         changed |= sum(self._bits.get(bookie, 0) for bookie in replaced)
         for entry in [entry for entry in self._sent if entry <= self.last_confirmed]:
             self._held_bytes -= len(self._sent.pop(entry).packet)  # entries of a former fragment
-        self._seat(metadata)
+        self._assign_bookies(metadata)
         self._failed &= ~changed
         self.state = WriterState.OPEN
         for sent in self._sent.values():

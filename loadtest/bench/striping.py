@@ -57,27 +57,27 @@ def measure(quorum: Quorum, nodes: int, seconds: float) -> dict[str, Any]:
             cluster.down()
 
 
-def _rate(line: Line, door: str, seconds: float) -> int:
-    return round(run_for(line, door, seconds).per_s)
+def _rate(line: Line, endpoint: str, seconds: float) -> int:
+    return round(run_for(line, endpoint, seconds).per_s)
 
 
 def _single(file: ClusterFile) -> dict[str, float]:
     """Return the milliseconds of single SETs until they are answered, and until every other node shows them."""
-    doors = [
+    endpoints = [
         BlockingRespConnection(node.resp, Stopwatch(), connect_s=SHOWN_S_MAX, patience_s=SHOWN_S_MAX)
         for node in file.nodes
     ]
-    for door in doors[1:]:
-        door.ask(b"READONLY")
+    for endpoint in endpoints[1:]:
+        endpoint.ask(b"READONLY")
     took: list[float] = []
     shown: list[float] = []
     for number in range(SINGLE_SETS):
         began = time.perf_counter()
-        doors[0].ask(b"SET", b"lone", b"%d" % number)
+        endpoints[0].ask(b"SET", b"lone", b"%d" % number)
         took.append(1000 * (time.perf_counter() - began))
-        shown += (1000 * each for each in _until_shown(doors[1:], b"%d" % number, began))
-    for door in doors:
-        door.close()
+        shown += (1000 * each for each in _until_shown(endpoints[1:], b"%d" % number, began))
+    for endpoint in endpoints:
+        endpoint.close()
     return {
         "set_c1_ms": round(median(took), 2),
         "shown_p50_ms": round(median(shown), 2),
@@ -86,14 +86,14 @@ def _single(file: ClusterFile) -> dict[str, float]:
     }
 
 
-def _until_shown(doors: Sequence[BlockingRespConnection], wanted: bytes, began: float) -> Iterator[float]:
+def _until_shown(endpoints: Sequence[BlockingRespConnection], wanted: bytes, began: float) -> Iterator[float]:
     """Yield, for each connection, the seconds from `began` until a GET returns the value `wanted`."""
-    waiting = list(doors)
+    waiting = list(endpoints)
     while waiting:
-        for door in list(waiting):
-            is_shown, passed = door.ask(b"GET", b"lone") == wanted, time.perf_counter() - began
+        for endpoint in list(waiting):
+            is_shown, passed = endpoint.ask(b"GET", b"lone") == wanted, time.perf_counter() - began
             if is_shown:
-                waiting.remove(door)
+                waiting.remove(endpoint)
                 yield passed
             elif passed > SHOWN_S_MAX:
                 raise RuntimeError(f"a replica does not show a write {SHOWN_S_MAX} s after it")

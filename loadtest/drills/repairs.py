@@ -74,11 +74,11 @@ async def destroyed(stage: RepairStage, at_once: int) -> None:
     await stage.under_load(name, work)
     faults = await stage.faults(write=WRITE, zones=WRITE)
     stage.report.add_safety(f"{name}: ledgers without {WRITE} copies in {WRITE} zones", len(faults))
-    await _look_as_operator(stage, name)
+    await _check_as_operator(stage, name)
     await stage.check_files(name)
 
 
-async def _look_as_operator(stage: RepairStage, name: str) -> None:
+async def _check_as_operator(stage: RepairStage, name: str) -> None:
     """Check that lost bookies are listed as away and named by no ledger, until they are decommissioned."""
     until = time.perf_counter() + SETTLED_MAX_S
     while True:  # a bookie may have lost its session just now, or be late for a copy
@@ -89,7 +89,7 @@ async def _look_as_operator(stage: RepairStage, name: str) -> None:
             break
         await asyncio.sleep(1)
     for each in wrong:
-        stage.say(f"bookie list: {listed.get(each)}")
+        stage.log(f"bookie list: {listed.get(each)}")
     stage.report.add(
         f"{name}: lost bookies that `bookie list` shows as anything but away, without ledgers", len(wrong), most=0
     )
@@ -112,7 +112,7 @@ async def rate(stage: RepairStage, limit: int | None) -> None:
     copied = asyncio.create_task(_spans_of_copying(stage))
     await stage.start_again(victim)
     await stage.wait_complete(write=WRITE)
-    stage.say(f"whole after {time.perf_counter() - began:.1f} s")
+    stage.log(f"whole after {time.perf_counter() - began:.1f} s")
     copied.cancel()
     spans, judged = await copied, 0
     for node, said in stage.copied.look().items():
@@ -211,7 +211,7 @@ async def _stored(stage: RepairStage) -> int:
 # ── who repairs stands still ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def stood_still(stage: RepairStage) -> None:
+async def halted(stage: RepairStage) -> None:
     """Pause the auditor's process and then a worker's with SIGSTOP, while they copy under load, for longer than their
     sessions."""
     await stage.fill(24 * MIB, value_bytes=50_000)
@@ -259,7 +259,7 @@ async def _stop_auditor(stage: RepairStage) -> None:
     (auditor,) = await _wait_office(stage, ())
     await _destroy_one(stage, next(each for each in stage.cluster.ids if each != auditor))
     worker = await _busy(stage)
-    stage.say(f"{auditor} is auditor and stands still, while {worker} copies")
+    stage.log(f"{auditor} is auditor and stands still, while {worker} copies")
     began = time.perf_counter()
     stage.cluster.pause(auditor)
     others = [node for node in stage.cluster.ids if node != auditor]
@@ -277,7 +277,7 @@ async def _stop_auditor(stage: RepairStage) -> None:
             doubles, claims_s = doubles + 1, at
         await asyncio.sleep(0.02)
     stage.report.add("auditor stopped: two claim the office at once, for up to", claims_s, most=1.0, unit="s")
-    stage.say(f"{successor} of {others} is auditor now; looks that found two: {doubles}")
+    stage.log(f"{successor} of {others} is auditor now; looks that found two: {doubles}")
     await stage.wait_complete(write=WRITE)
 
 
@@ -306,10 +306,10 @@ async def _stop_worker(stage: RepairStage) -> None:
         held = await stage.with_store(partial(_locked_by, worker=worker))
         if held:
             break
-        stage.say(f"{worker} has no lock any more")
+        stage.log(f"{worker} has no lock any more")
         stage.cluster.resume(worker)
         await stage.wait_complete(write=WRITE)
-    stage.say(f"{worker} stands still with the locks of ledgers {held}")
+    stage.log(f"{worker} stands still with the locks of ledgers {held}")
     stage.report.add("worker stopped: ledgers that it had the locks of", len(held), least=1)
     await stage.with_store(partial(_wait_released, worker=worker))
     stage.report.add("worker stopped: its locks gone after", time.perf_counter() - began, most=SESSION_S + 3, unit="s")
@@ -320,7 +320,7 @@ async def _stop_worker(stage: RepairStage) -> None:
         most=TAKEN_OVER_MAX_S,
         unit="s",
     )
-    stage.say(f"taken by: {taken}")
+    stage.log(f"taken by: {taken}")
     stage.report.add("worker stopped: ledgers that nobody took", len(held) - len(taken), most=0)
     stage.cluster.resume(worker)
     await asyncio.to_thread(stage.cluster.wait_ready, worker)
@@ -466,7 +466,7 @@ SCENES: dict[str, Scene] = {
     "rate by the throttle": Scene(partial(rate, limit=RATE), settings=(*_SOON, f"autorecovery.bytes_per_s={RATE}")),
     "rate by the disk": Scene(partial(rate, limit=None), settings=(*_SOON, f"autorecovery.bytes_per_s={1 << 31}")),
     "restarts": Scene(restarts, settings=("autorecovery.lost_bookie_delay_s=60",)),
-    "repair stands still": Scene(stood_still, settings=(*_SOON, f"autorecovery.bytes_per_s={MIB // 2}")),
+    "repair stands still": Scene(halted, settings=(*_SOON, f"autorecovery.bytes_per_s={MIB // 2}")),
     "wiped while registered": Scene(wiped, settings=_SOON),
     "many ledgers": Scene(many_ledgers, nodes=3, partitions=1, settings=_SOON),
 }

@@ -329,7 +329,7 @@ async def test_failed_replica_publishes_that_it_has_stopped() -> None:
     claims.publish = publish
     failed = False
 
-    async def rest(_: float) -> None:
+    async def pause(_: float) -> None:
         nonlocal failed
         if failed:
             raise asyncio.CancelledError
@@ -337,7 +337,7 @@ async def test_failed_replica_publishes_that_it_has_stopped() -> None:
 
     trials = SimpleNamespace(trial=SimpleNamespace(since=0, is_barred=False))
     publishing = Publishing(
-        *cast(Any, (SimpleNamespace(rest=rest), claims, state_over(MemoryEngine()), trials, ServerId("n1"), "x")),
+        *cast(Any, (SimpleNamespace(pause=pause), claims, state_over(MemoryEngine()), trials, ServerId("n1"), "x")),
         is_stopped=lambda: failed,
     )
     with pytest.raises(asyncio.CancelledError):
@@ -354,7 +354,7 @@ async def test_replica_without_state_publishes_installed_bytes() -> None:
     async def publish(mine: Published) -> None:
         said.append(mine)
 
-    async def rest(_: float) -> None:
+    async def pause(_: float) -> None:
         match len(said):
             case 1:
                 state.installed_bytes += 5
@@ -365,7 +365,7 @@ async def test_replica_without_state_publishes_installed_bytes() -> None:
 
     state = state_over(MemoryEngine())
     trials = SimpleNamespace(trial=SimpleNamespace(since=0, is_barred=False))
-    beat, claims = SimpleNamespace(rest=rest), SimpleNamespace(publish=publish)
+    beat, claims = SimpleNamespace(pause=pause), SimpleNamespace(publish=publish)
     with pytest.raises(asyncio.CancelledError):
         await Publishing(*cast(Any, (beat, claims, state, trials, ServerId("n1"), "x"))).run()
     assert [each.taken for each in said] == [(0, 0), (0, 5), state.position]
@@ -383,7 +383,7 @@ async def test_entries_without_sequences_are_published_now_and_then() -> None:
     async def publish(mine: Published) -> None:
         said.append(mine)
 
-    async def rest(_: float) -> None:
+    async def pause(_: float) -> None:
         nonlocal rests
         rests += 1
         state.position = Position(LedgerId(7), EntryId(rests))
@@ -393,7 +393,7 @@ async def test_entries_without_sequences_are_published_now_and_then() -> None:
     state = state_over(MemoryEngine())
     applied(raised(2), state)
     trials = SimpleNamespace(trial=SimpleNamespace(since=0, is_barred=False))
-    beat, claims = SimpleNamespace(rest=rest), SimpleNamespace(publish=publish)
+    beat, claims = SimpleNamespace(pause=pause), SimpleNamespace(publish=publish)
     with pytest.raises(asyncio.CancelledError):
         await Publishing(*cast(Any, (beat, claims, state, trials, ServerId("n1"), "x"))).run()
     assert [each.taken for each in said[1:]] == [(7, TAKEN_S), (7, 2 * TAKEN_S)]

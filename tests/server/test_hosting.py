@@ -36,7 +36,7 @@ async def test_second_damaged_copy_is_set_aside_too() -> None:
     hosting: Any = object.__new__(Hosting)
     aside: list[PartitionId] = []
     hosting._hosted = {each: SimpleNamespace(close_state=lambda: None) for each in (P1, P2)}
-    hosting._damaged, hosting._engines = {P2}, SimpleNamespace(spoil=aside.append)
+    hosting._damaged, hosting._engines = {P2}, SimpleNamespace(set_damaged_aside=aside.append)
 
     async def stop(partition: PartitionId, *, keep_pins: bool) -> bool:
         if partition == P2:
@@ -100,7 +100,9 @@ async def test_undrain_withdraws_published_state_of_stopped_replicas() -> None:
         """Do nothing."""
 
     nursery = SimpleNamespace(spawn=lambda work, name: work.close())
-    hosting._env = SimpleNamespace(nursery=SimpleNamespace(child=lambda _: nursery), beat=SimpleNamespace(rest=nothing))
+    hosting._env = SimpleNamespace(
+        nursery=SimpleNamespace(child=lambda _: nursery), beat=SimpleNamespace(pause=nothing)
+    )
     hosting._membership, hosting._changed = SimpleNamespace(on_topology=lambda _: None), asyncio.Event()
     hosting._after_drain = SimpleNamespace(close=nothing)
     hosting._server, hosting._blocked, hosting._taking_back = N1, {}, asyncio.Lock()

@@ -64,14 +64,14 @@ class Reclaimer:
     async def run(self) -> None:
         """Reclaim space periodically until cancelled."""
         while True:
-            await self._rest()
+            await self._wait()
             try:
                 await self.drop_deleted()
                 await self.free_segments()
             except (MetadataError, JournalFull, OSError) as error:
                 log.warning("reclaim failed, retrying error=%r", error)
 
-    async def _rest(self) -> None:
+    async def _wait(self) -> None:
         """Wait until the next check. On a full disk the wait is short."""
         left_s = self._config.reclaim_interval_s
         while left_s > 0:

@@ -30,7 +30,7 @@ from kvstore.partition.leading.range_delete import (
     written_between,
 )
 from kvstore.partition.leading.range_reads import keys_in
-from kvstore.partition.leading.reading import ENTRY_READ_MAX, LOOKED_UP_BYTES, ReadBudget
+from kvstore.partition.leading.reading import ENTRY_READ_MAX, LOOKUP_BYTES, ReadBudget
 from kvstore.partition.leading.serving_ranges import ServingRanges
 from kvstore.partition.leading.usage import Usage
 from kvstore.partition.state import entry as entries
@@ -158,8 +158,8 @@ class Evaluator:
         kind = KIND_OF[type(record)]
         seq, time_ms = (record.seq, record.time_ms) if isinstance(record, Own) else (0, 0)
         self._time_ms = max(self._time_ms, date_ms, time_ms)
-        said = encode_record(record)
-        made = entries.control(self._state.partition, self._epoch, self._next_seq, self._time_ms, kind, said)
+        payload = encode_record(record)
+        made = entries.control(self._state.partition, self._epoch, self._next_seq, self._time_ms, kind, payload)
         made.requests = requests
         self._check(made, now=kind is EntryKind.EPOCH_START)
         payload = made.encode()
@@ -522,7 +522,7 @@ class Evaluator:
             if not self.is_kept(item, row_keys) or (self.foreseen.locks and not self._is_free(item)):
                 return UNTOUCHED
             if batch is not None:
-                self._reading.left -= LOOKED_UP_BYTES * len(row_keys)
+                self._reading.left -= LOOKUP_BYTES * len(row_keys)
             before = self.draft.last_seq
             result: Result = None
             if batch is not None and not (
@@ -623,7 +623,7 @@ class Evaluator:
         stored, following = keys_in(self._state, start, end, RANGE_KEYS_MAX, tokens)
         under_way = written_between(self._overlay, self.draft, start, following or end or None, tokens)
         keys, following = cut(sorted({*stored, *under_way}), following, self.draft.size)
-        found = self._reading.look_up(keys)
+        found = self._reading.read(keys)
         if len(found) < len(keys):
             keys, following = keys[: len(found)], keys[len(found)]
         self._stored.update(found)

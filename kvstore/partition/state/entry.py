@@ -228,11 +228,11 @@ class Entry(Struct, eq=False):
 
 
 def control(
-    partition: PartitionId, epoch: int, next_seq: int, time_ms: int, kind: EntryKind, said: bytes = b""
+    partition: PartitionId, epoch: int, next_seq: int, time_ms: int, kind: EntryKind, record: bytes = b""
 ) -> Entry:
     """Return an entry that consists of one control record."""
     entry = Entry(partition, epoch, next_seq, time_ms, bytes((kind,)))
-    entry.control = said
+    entry.control = record
     if kind is EntryKind.IMPORT:
         entry.keys = [b""]
     return entry

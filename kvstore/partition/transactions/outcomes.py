@@ -115,7 +115,7 @@ class _Outcome(Sink):
         if not self._left:
             self._outcomes.resolved(self)
         for place in sorted(self._left):
-            self._tell(place)
+            self._notify(place)
 
     def complete(self, token: int, result: Result | StoreError) -> None:
         if self._outcomes.is_stopped:
@@ -136,7 +136,7 @@ class _Outcome(Sink):
     def flush(self) -> None:
         """Do nothing, because nothing is sent."""
 
-    def _tell(self, place: int) -> None:
+    def _notify(self, place: int) -> None:
         name: IntentName = self.decision.intents[place]
         op = Resolve(name.key, self.decision.attempt, name.seq, True, self._outcomes.mark())
         self._outcomes.participants.send(op, self, place)
@@ -158,4 +158,4 @@ class _Outcome(Sink):
         elif token < 0:
             self.end()
         else:
-            self._tell(token)
+            self._notify(token)

@@ -189,7 +189,7 @@ class Transactor:
             self.attempts.take(running, part, prepared_of(part, result))
         except StoreError as error:
             if running.is_alive and not running.is_sent:
-                self._fail(running, _told(error, part))
+                self._fail(running, _error_for_client(error, part))
             return
         if not running.is_alive:
             self._abort(running, part)
@@ -304,7 +304,7 @@ class _IgnoredAnswer(Sink):
         """Do nothing."""
 
 
-def _told(error: StoreError, part: Part) -> StoreError:
+def _error_for_client(error: StoreError, part: Part) -> StoreError:
     """Return the error for a client whose transaction a participant did not prepare. The attempt is dropped, so it is
     definitely not done, whatever the participant logged."""
     if isinstance(error, Moved | NotCaughtUp | NotEnoughBookies | NotLeader | OutcomeUnknown | Unavailable):

@@ -181,7 +181,7 @@ class ClockSync:
                 if server not in self._asked:
                     self._asked.add(server)
                     self._nursery.spawn(self._ask(server), name=f"ask {server} for its date")
-            await self._beat.rest(ASK_S if is_known else ASK_UNKNOWN_S)
+            await self._beat.pause(ASK_S if is_known else ASK_UNKNOWN_S)
 
     def _some_of(self, others: list[ServerId]) -> list[ServerId]:
         if len(others) <= ASKED_MAX:

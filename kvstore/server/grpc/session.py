@@ -332,10 +332,10 @@ class FrameSession:
     def take(self) -> Iterator[kv_pb2.Answers]:
         """Yield messages with the waiting answers, including answers that arrive during the iteration."""
         while self._outbox.count:
-            columns, stands = self._take()
+            columns, progress = self._take()
             answers = columns.message()
             answers.ring_version = self._backend.topology.ring.routed
-            answers.progress.extend(starmap(_progress_message, stands))
+            answers.progress.extend(starmap(_progress_message, progress))
             yield answers
         self._capacity.set()
 
@@ -344,13 +344,13 @@ class FrameSession:
         waits."""
         if not self._outbox.count:
             return None
-        columns, stands = self._take()
+        columns, progress = self._take()
         answers = columns.compact_or_message()
         answers.ring_version = self._backend.topology.ring.routed
         if isinstance(answers, kv_pb2.Answers):
-            answers.progress.extend(starmap(_progress_message, stands))
+            answers.progress.extend(starmap(_progress_message, progress))
         else:
-            answers.progress = [compact.CompactProgress(*each) for each in stands]
+            answers.progress = [compact.CompactProgress(*each) for each in progress]
         return answers
 
     def _take(self) -> tuple[AnswerColumns, list[tuple[str, int, int]]]:

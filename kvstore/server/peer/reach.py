@@ -39,7 +39,7 @@ class Reach:
         self._since.setdefault(server, received_at)
         return must_begin
 
-    def rest(self) -> None:
+    def pause(self) -> None:
         """Record that `check` will not be called until a server is lost again."""
         self._is_checking = False
 

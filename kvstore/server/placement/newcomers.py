@@ -15,7 +15,7 @@ full or it has stopped. A newcomer that installs a snapshot reports its progress
 QUIET_S = 60.0
 """Time without progress of the other replicas after which a following newcomer is not blamed: perhaps no replica can
 read the log."""
-REST_S, RESTS_S_MAX = 3_600.0, 86_400.0
+PAUSE_S, PAUSE_S_MAX = 3_600.0, 86_400.0
 """Time for which the server of a cancelled newcomer is chosen last. It doubles each time, up to the maximum."""
 
 Pair = tuple[PartitionId, ServerId]
@@ -59,7 +59,7 @@ class Newcomers:
 
     def __init__(self) -> None:
         self._watched: dict[Pair, _Watched] = {}
-        self._rests: dict[ServerId, tuple[int, float]] = {}
+        self._paused: dict[ServerId, tuple[int, float]] = {}
         """Number of cancelled newcomers on each server, and the time until which the server is chosen last."""
 
     def note(self, by_pair: Mapping[Pair, Progress], now: float) -> None:
@@ -83,13 +83,13 @@ class Newcomers:
 
     def resting(self, now: float) -> frozenset[ServerId]:
         """Return the servers that are chosen last at the time `now`."""
-        return frozenset(server for server, (_, until) in self._rests.items() if now < until)
+        return frozenset(server for server, (_, until) in self._paused.items() if now < until)
 
     def given_up(self, server: ServerId, now: float) -> None:
         """Record that a stuck newcomer on this server was cancelled."""
-        count = self._rests.get(server, (0, 0.0))[0]
-        self._rests[server] = (count + 1, now + min(REST_S * 2**count, RESTS_S_MAX))
+        count = self._paused.get(server, (0, 0.0))[0]
+        self._paused[server] = (count + 1, now + min(PAUSE_S * 2**count, PAUSE_S_MAX))
 
     def caught_up(self, server: ServerId) -> None:
         """Record that a newcomer on this server has replaced a replica."""
-        self._rests.pop(server, None)
+        self._paused.pop(server, None)

@@ -93,7 +93,7 @@ class Steward:
 
     async def _act_now_and_then(self) -> None:
         while True:
-            await self._env.beat.rest(TICK_S * (1 + self._env.random.random() / 4))
+            await self._env.beat.pause(TICK_S * (1 + self._env.random.random() / 4))
             if self._store.state is not SessionState.CONNECTED:
                 self._missing.clear()  # absent servers are unknown, so none has been absent for long
                 self._watched.forget()
@@ -243,16 +243,16 @@ class Steward:
         replicas that it could follow."""
         partition, newcomer = pair
         published = await Claims(self._store, partition, self._server).published()
-        said, others = published.pop(newcomer, None), list(published.values())
+        own, others = published.pop(newcomer, None), list(published.values())
         if not others:
             return
-        if (progress := _progress(said, others)) is not None:
+        if (progress := _progress(own, others)) is not None:
             by_pair[pair] = progress
         if (
-            said is not None
-            and not said.is_stopped
-            and said.seq + CLOSE_BEHIND >= max(each.seq for each in others)
-            and (said.seq > 0 or said.epoch > 0)
+            own is not None
+            and not own.is_stopped
+            and own.seq + CLOSE_BEHIND >= max(each.seq for each in others)
+            and (own.seq > 0 or own.epoch > 0)
         ):
             caught_up.add(pair)
 
@@ -287,12 +287,12 @@ class Steward:
             log.info("partition=%s is retired and was removed", partition)
 
 
-def _progress(said: Published | None, others: Sequence[Published]) -> Progress | None:
+def _progress(own: Published | None, others: Sequence[Published]) -> Progress | None:
     """Return the progress of a newcomer, given what it has published, if anything. Return None if its release does
     not publish progress."""
-    if said is None:
+    if own is None:
         return NOTHING
-    if said.taken is None:
+    if own.taken is None:
         return None
-    follows = said.taken[0] > 0 and not said.is_stopped
-    return Progress(said.taken, max(each.seq for each in others) if follows else None)
+    follows = own.taken[0] > 0 and not own.is_stopped
+    return Progress(own.taken, max(each.seq for each in others) if follows else None)

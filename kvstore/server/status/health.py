@@ -23,7 +23,7 @@ OLDER = "older"
 """State that a node reports if the metadata store holds an older copy of the metadata."""
 COUNT_AGE_MAX_S = 3 * 3_600.0
 """Age from which a count of copies no longer describes the present. Copies are counted at least every hour."""
-COUNT_AGE_TOLD_S = 120.0
+COUNT_AGE_REPORTED_S = 120.0
 """Age of a count from which findings state the age, because ledgers may have been repaired since."""
 READ_AGE_MAX_S = 60.0
 """Age from which a node's knowledge of the cluster is stale, whatever its session state: it rereads everything about
@@ -443,7 +443,7 @@ def _copies(report: ClusterReport) -> Iterator[Finding]:
         lacking = (
             f"{count(copies.lacking, 'ledger')} {'is' if copies.lacking == 1 else 'are'} under-replicated{of_others}"
         )
-        if copies.lacking == report.copies.lacking and report.copies.age_s >= COUNT_AGE_TOLD_S:
+        if copies.lacking == report.copies.lacking and report.copies.age_s >= COUNT_AGE_REPORTED_S:
             lacking += f", according to a count {report.copies.age_s / 60:.0f} min ago"
         if report.HasField("repair") and not repair.enabled:
             why = f"{lacking}, and auto-recovery is disabled"

@@ -147,8 +147,8 @@ def report_of(
     if node.is_open:
         for partition, table in node.replicas().items():
             report.replicas.append(replica_report(partition, table, loads.get(partition)))
-    for move, stand in sorted(moves.items()):
-        report.copied.add(id=move, **stand._asdict())
+    for move, progress in sorted(moves.items()):
+        report.copied.add(id=move, **progress._asdict())
     for latency in latencies:
         report.latencies.add(**latency._asdict())
     if snapshot:

@@ -212,8 +212,8 @@ def _state(bookie: BookieId, registered: RegisteredBookies, *, is_reported: bool
 
 def _ring_view(survey: ClusterSurvey, age_s: float, partitions: Iterable[PartitionView]) -> admin_pb2.RingView:
     ring: Ring = survey.topology.ring
-    stands = {each.id: each for report in survey.reports.values() for each in report.copied}
-    copied = {id: each.part for id, each in stands.items()}
+    reported = {each.id: each for report in survey.reports.values() for each in report.copied}
+    copied = {id: each.part for id, each in reported.items()}
     unserved = {each.id for each in partitions if not each.served}
     done, left_s = proposal.eta_s(ring, survey.date_ms, {move: copied.get(move, 0.0) for move in ring.moves})
     view = admin_pb2.RingView(
@@ -228,7 +228,7 @@ def _ring_view(survey: ClusterSurvey, age_s: float, partitions: Iterable[Partiti
         hash=ring.hash.name,
     )
     for move in ring.moves.values():
-        stand = stands.get(move.id)
+        progress = reported.get(move.id)
         view.moves.add(
             id=move.id,
             source=move.source,
@@ -238,20 +238,20 @@ def _ring_view(survey: ClusterSurvey, age_s: float, partitions: Iterable[Partiti
             state=move.state.value,
             attempt=move.attempt,
             copied=1.0 if move.state is MoveState.FLIPPED else copied.get(move.id),
-            stuck="" if ring.pace.paused else _why_stuck(move, stand, unserved),
-            eta_s=stand.eta_s if stand is not None and stand.HasField("eta_s") else None,
+            stuck="" if ring.pace.paused else _why_stuck(move, progress, unserved),
+            eta_s=progress.eta_s if progress is not None and progress.HasField("eta_s") else None,
         )
     return view
 
 
-def _why_stuck(move: Move, stand: admin_pb2.MoveCopied | None, unserved: Collection[str]) -> str:
+def _why_stuck(move: Move, progress: admin_pb2.MoveCopied | None, unserved: Collection[str]) -> str:
     """Return the reason why the move makes no progress, or an empty string if it makes progress or waits for other
     moves."""
     for role, partition in (("target", move.target), ("source", move.source)):
         if partition in unserved:
             return f"partition {partition}, its {role}, is not served"
-    if stand is not None and stand.failing_s >= STUCK_S:
-        return f"no step has succeeded for {stand.failing_s:.0f} s: {stand.failure}"
+    if progress is not None and progress.failing_s >= STUCK_S:
+        return f"no step has succeeded for {progress.failing_s:.0f} s: {progress.failure}"
     return ""
 
 

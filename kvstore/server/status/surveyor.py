@@ -44,7 +44,7 @@ STATUS = PartitionId("@status")
 METHOD = "node"
 CALL_S = 1.0
 """Time after which a server counts as not answering."""
-REST_S = 0.5
+CACHED_S = 0.5
 """Seconds for which the result of a survey is reused, for any number of callers."""
 OLD = "its release does not report this"
 WATCH_S = 15.0
@@ -126,7 +126,7 @@ class Surveyor:
             report = await self.take()
             if self.watcher is not None:
                 self.watcher(report)
-            await self._env.beat.rest(WATCH_S)
+            await self._env.beat.pause(WATCH_S)
 
     def numbers(self) -> Mapping[str, float]:
         """Return the health of the cluster as numbers, as of the last survey. Empty before the first survey."""
@@ -153,7 +153,7 @@ class Surveyor:
             date=node.clock_sync.report(),
             ring_version=node.membership.topology.ring.version,
             loads={load.partition: load for load in node.load_sampler.loads()} if is_open else {},
-            moves=node.progress.stands() if is_open else {},
+            moves=node.progress.by_move() if is_open else {},
             latencies=self._latencies.take(node.histograms().get("server", {}), now),
             snapshot=self.snapshot(),
             disk=self.disk(),
@@ -197,13 +197,13 @@ class Surveyor:
         )
 
     async def take(self) -> ClusterReport:
-        """Return a report on the cluster that is at most REST_S seconds old. Takes at most CALL_S seconds, even if
+        """Return a report on the cluster that is at most CACHED_S seconds old. Takes at most CALL_S seconds, even if
         many nodes do not answer. Concurrent callers share one report and must not modify it."""
         async with self._turn:
             if self._env.clock.now() >= self._until:
                 self._last = await self._survey()
                 self._taken_at = self._env.clock.now()
-                self._until = self._taken_at + REST_S
+                self._until = self._taken_at + CACHED_S
             return self._last
 
     async def _survey(self) -> ClusterReport:

@@ -101,7 +101,7 @@ class Copier:
         try:
             round_at = self._ports.clock.now()
             while True:
-                await self._rest()
+                await self._pause()
                 self._wake.clear()
                 if self._ports.clock.now() - round_at >= ROUND_S:
                     round_at, self._complete, self._awaited = self._ports.clock.now(), set(), {}
@@ -111,7 +111,7 @@ class Copier:
         finally:
             self._ports.choice.forget(self)
 
-    async def _rest(self) -> None:
+    async def _pause(self) -> None:
         """Wait until a check is requested or due, or until a worker has repaired a ledger."""
         clock, awaited = self._ports.clock, self._awaited
         due_at = clock.now() + (RECHECK_S if self.lacking else ROUND_S)

@@ -170,7 +170,7 @@ BREAKAGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
             self.permissions.may(right, op.key) if isinstance(op.key, bytes) else _may(self, right, op)
         ),
     ),
-    "old values are shown without the right to read": lambda patch: patch.setattr(identities, "TELLS", 0),
+    "old values are shown without the right to read": lambda patch: patch.setattr(identities, "REVEALING", 0),
     "counts need no right": lambda patch: patch.setitem(identities.NEEDS, int(Code.COUNT), ()),
     "a sum is shown without the right to read": lambda patch: patch.setitem(
         identities.NEEDS, int(Code.INCREMENT), (Right.WRITE,)

@@ -191,7 +191,7 @@ async def test_concurrent_readers_share_slices_of_the_event_loop(
     assert [len(task.result()) for task in tasks] == [100] * 4
     assert len(slices) > 100
     assert max(steps for steps, _, _ in slices) == 3
-    assert min(after[1] - before[2] for before, after in pairwise(slices)) >= data.REST_S / 2
+    assert min(after[1] - before[2] for before, after in pairwise(slices)) >= data.PAUSE_S / 2
 
 
 class Called:

@@ -57,6 +57,6 @@ def test_look_is_due_again_after_rest() -> None:
     assert reach.lost(A, 0.0, 0.0)
     reach.forget(A)
     assert reach.check(0.5) == []
-    reach.rest()
+    reach.pause()
     assert reach.lost(A, 9.0, 9.0)
     assert reach.silent_s(A, 9.5) == 0.5

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvstore.server.placement.newcomers import NOTHING, QUIET_S, REST_S, RESTS_S_MAX, STUCK_S, Newcomers, Progress
+from kvstore.server.placement.newcomers import NOTHING, PAUSE_S, PAUSE_S_MAX, QUIET_S, STUCK_S, Newcomers, Progress
 from kvstore.types import PartitionId, Seq, ServerId
 
 PAIR = PartitionId("p1"), ServerId("n4")
@@ -54,7 +54,7 @@ def test_newcomer_that_was_unjudgeable_starts_again() -> None:
 
 def test_server_rests_twice_as_long_until_a_newcomer_succeeds() -> None:
     newcomers, server = Newcomers(), PAIR[1]
-    for rest_s in (REST_S, 2 * REST_S, 4 * REST_S, 8 * REST_S, 16 * REST_S, RESTS_S_MAX, RESTS_S_MAX):
+    for rest_s in (PAUSE_S, 2 * PAUSE_S, 4 * PAUSE_S, 8 * PAUSE_S, 16 * PAUSE_S, PAUSE_S_MAX, PAUSE_S_MAX):
         newcomers.given_up(server, 0)
         assert newcomers.resting(rest_s - 1) == {server}
         assert not newcomers.resting(rest_s)

@@ -635,7 +635,7 @@ def test_missing_copies_show_the_age_of_an_old_count() -> None:
     """With 100,000 ledgers, repaired ledgers used to be reported as lacking copies for up to 17 min."""
     report = well()
     wiped(report)
-    report.copies.age_s = health.COUNT_AGE_TOLD_S - 1
+    report.copies.age_s = health.COUNT_AGE_REPORTED_S - 1
     assert "are under-replicated; none" in findings_of(report)[0].reason
     report.copies.age_s = 720.0
     assert "3 ledgers are under-replicated, according to a count 12 min ago; none" in findings_of(report)[0].reason

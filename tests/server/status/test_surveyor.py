@@ -54,7 +54,7 @@ class World:
         self.answers: dict[ServerId, Callable[[], Awaitable[bytes]]] = {}
         self.asked: list[ServerId] = []
         self.space: Callable[[], Awaitable[tuple[int, int]]] = self.roomy
-        nothing: Any = SimpleNamespace(statistics=dict, loads=list, stands=dict)
+        nothing: Any = SimpleNamespace(statistics=dict, loads=list, by_move=dict)
         store = SimpleNamespace(state=SessionState.CONNECTED)
         self.store = store
         self.namespaces: Any = SimpleNamespace(
@@ -172,7 +172,7 @@ async def test_concurrent_callers_share_one_survey(world: World) -> None:
     assert found[0].cluster_version == 2, "as the node that answers knows it"
     assert sorted(world.asked) == [N2, N3]
     assert all(each is found[0] for each in found)
-    world.clock.advance(surveyor.REST_S)
+    world.clock.advance(surveyor.CACHED_S)
     await world.surveyor.take()
     assert len(world.asked) == 4
     await world.nursery.close()

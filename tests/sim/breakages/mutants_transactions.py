@@ -135,7 +135,7 @@ def _impatient_reads(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("Tx9 a leader does not note that it sends PREPARED", **QUICK)
 def read_past_prepared(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PreparedAnswers, "_say", lambda *_: None)
+    patch.setattr(PreparedAnswers, "_give_prepared", lambda *_: None)
 
 
 @mutant("Tx9 writes do not wait at intents", **QUICK)

@@ -161,7 +161,7 @@ class Pipeline:
         if self.replies.is_full:
             return False
         if isinstance(words, OversizedCommand):
-            self.session.spoil()
+            self.session.abort()
             self.replies.reply(replies.error(f"ERR {words.reason}"))
             return True
         session, gate = self.session, self.gate
@@ -200,7 +200,7 @@ class Pipeline:
         try:
             self.gate.check(words[0][:32].decode("utf-8", "replace").lower(), known(words).need_of(words))
         except CommandError:
-            self.session.spoil()
+            self.session.abort()
             raise
 
     def _act(self, handler: Alone, words: Words) -> bool:
