@@ -28,7 +28,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def stage(cluster: Cluster) -> RepairStage:
-    return RepairStage(cluster, replace(QUICK, rests=100.0), Report())
+    return RepairStage(cluster, replace(QUICK, rests=25.0), Report())
 
 
 async def test_other_workers_continue_when_the_repairing_one_is_paused(stage: RepairStage) -> None:

@@ -20,6 +20,7 @@ from kvstore.server.routing.ask import ask_session
 from kvstore.server.routing.backend import Backend
 from kvstore.server.routing.scan_slots import ScanSlots
 from kvstore.server.ui import keys
+from kvstore.server.ui.cells import Fact
 from kvstore.server.ui.pages import HEADERS, MENU, Pages
 
 READ_S = 5.0
@@ -50,16 +51,22 @@ class KeyPages:
         """Return one of KEYS."""
         try:
             identity = await self._authenticator.identify(request)
-            async with asyncio.timeout(READ_S):
-                return await self._pages_of[name](request, identity)
         except NotAuthenticated as error:
             return text_response(f"401: {error}\n", 401, {**HEADERS, **CHALLENGE})
+        except StoreError as error:
+            return text_response(f"503: {error}\n", 503, HEADERS)
+        key = keys.bytes_parameter(request.target, "key")
+        place = self._place_of(key, identity) if key else []
+        try:
+            async with asyncio.timeout(READ_S):
+                return await self._pages_of[name](request, identity)
         except InvalidRequest as error:
             return text_response(f"400: {error}\n", 400, HEADERS)
         except StoreError as error:
-            return text_response(f"503: {error}\n", 503, HEADERS)
+            return self._html(identity, keys.unread_page(name, str(error) or repr(error), place), 503)
         except TimeoutError:
-            return text_response(f"503: the partitions did not answer within {READ_S:g} s\n", 503, HEADERS)
+            why = f"the partition did not answer within {READ_S:g} s"
+            return self._html(identity, keys.unread_page(name, why, place), 503)
 
     async def _keys(self, request: HttpRequest, identity: UserIdentity) -> HttpResponse:
         prefix = keys.bytes_parameter(request.target, "prefix")
@@ -90,7 +97,7 @@ class KeyPages:
             return self._html(identity, keys.refused_page(b"", str(error), identity.read), 403)
         record = None if found is None else Record(*found)  # a plain tuple if another node leads the partition
         page = keys.key_page(key, record, request.parameter("form"), self._clock.date_ms())
-        page["facts"] += keys.place_of(key, self._backend.topology, is_linked=self._may_open(identity, "/ui/partition"))
+        page["facts"] += self._place_of(key, identity)
         return self._html(identity, page, 404 if record is None else 200)
 
     async def _read(
@@ -101,6 +108,9 @@ class KeyPages:
         asked = kv_pb2.PageRequest(prefix=prefix, limit=limit, page_token=request.parameter("after"))
         async with self._scans.place(identity.name) as place:
             return await one_page(backend, partial(ask_session, backend), self._clock, asked, place)
+
+    def _place_of(self, key: bytes, identity: UserIdentity) -> list[Fact]:
+        return keys.place_of(key, self._backend.topology, is_linked=self._may_open(identity, "/ui/partition"))
 
     def _may_open(self, identity: UserIdentity, path: str) -> bool:
         return self._authenticator.may_open(identity, path)

@@ -102,6 +102,17 @@ def place_of(key: bytes, topology: Topology, *, is_linked: bool) -> list[Fact]:
     ]
 
 
+def unread_page(name: str, why: str, place: Sequence[Fact]) -> dict[str, Any]:
+    """Return the context of a page of keys that could not be read. `place` has the facts about one key."""
+    hint = "The partition may have no leader, or a transaction may hold the key."
+    return {
+        "page": "sessions" if name == "sessions" else "keys",
+        "title": "Not read",
+        "refusal": why,
+        **({"facts": place, "forms": [], "value": "", "note": hint} if place else {}),
+    }
+
+
 def form_of(value: bytes) -> str:
     """Return the form in which a value is most readable."""
     if len(value) <= VALUE_BYTES_MAX and value[:1] in (b"{", b"["):

@@ -229,8 +229,8 @@ def snapshots_page(report: ClusterReport, records: Sequence[tuple[str, SnapshotR
         for name, each in reversed(records)
     ]
     note = (
-        f"The cluster knows {count(len(rows), 'snapshot')}, the newest first. A snapshot whose files were deleted "
-        "may still be listed: `kvstore snapshot list DIRECTORY` reads the files."
+        f"{count(len(rows), 'snapshot')}, the newest first. A snapshot whose files were deleted may still be listed: "
+        "`kvstore snapshot list DIRECTORY` reads the files."
         if rows
         else "The cluster knows no snapshot. Take one with `kvstore snapshot create --to DIRECTORY`."
     )

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import pytest
 
+from kvstore.errors import Unavailable
 from kvstore.server.cluster.topology import ClusterTopology
 from kvstore.server.ui import key_pages, keys
 from kvstore.server.ui.pages import POLICY
@@ -105,6 +106,26 @@ async def test_value_that_another_node_leads_is_shown(world: World, monkeypatch:
 
     monkeypatch.setattr(key_pages, "ask_session", over_a_link)
     assert value_of(await world.ask("GET", "/ui/key?key=k")) == "led elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [(Unavailable("p3 has no leader"), "p3 has no leader"), (TimeoutError(), "did not answer within 5 s")],
+)
+async def test_page_of_a_key_that_cannot_be_read_names_its_partition(
+    world: World, monkeypatch: pytest.MonkeyPatch, error: Exception, why: str
+) -> None:
+    async def failing(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(key_pages, "ask_session", failing)
+    answer = await world.ask("GET", "/ui/key?key=t/a")
+    assert (answer.status, why in text_of(answer)) == (503, True)
+    assert linked(answer, "partition") == ["/ui/partition?id=p3"]
+    assert "a transaction may hold the key" in text_of(answer)
+    listed = await world.ask("GET", "/ui/keys")
+    assert (listed.status, why in text_of(listed), linked(listed, "partition")) == (503, True, [])
+    assert Elements(text_of(listed)).of("nav"), "the viewer can go elsewhere"
 
 
 async def test_long_value_is_cut(world: World) -> None:

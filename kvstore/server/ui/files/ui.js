@@ -18,6 +18,16 @@
   });
   source.addEventListener("error", () => say(place("link"), "this node does not respond; retrying"));
 
+  // ── folded parts ──────────────────────────────────────────────────────────────────────────────────────────────────
+  // A phone shows the verdict, the findings, the nodes and the load; it unfolds the rest, and the part that a link names.
+  const phone = matchMedia("(max-width:40rem)"), folds = [...document.querySelectorAll("details")];
+  const fold = () => folds.forEach((each) => { each.open = !phone.matches; });
+  fold();
+  phone.addEventListener("change", fold);
+  // Browsers unfold the part around what a link names, but not a part that is named itself.
+  const named = folds.find((each) => each.id && "#" + each.id === location.hash);
+  if (named) { named.open = true; named.scrollIntoView(); }
+
   // ── charts ───────────────────────────────────────────────────────────────────────────────────────────────────────
   const REFRESH_MS = 15000, HEIGHT = 190;
   const scaled = (value, units, step) => {
