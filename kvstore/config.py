@@ -133,7 +133,7 @@ def _build(table: Mapping[str, Any], cls: type, prefix: str, faults: list[Fault]
     known = {*fields, *getattr(cls, "RETIRED", ())}  # files of earlier releases may still contain these
     faults += [Fault(f"{prefix}{name}", _unknown(name, tuple(fields))) for name in table if name not in known]
     values: dict[str, Any] = {}
-    missing, is_whole = set[str](), True
+    missing, is_complete = set[str](), True
     for name, field in fields.items():
         if name in table:
             faults_before = len(faults)
@@ -141,17 +141,17 @@ def _build(table: Mapping[str, Any], cls: type, prefix: str, faults: list[Fault]
             if len(faults) == faults_before or dataclasses.is_dataclass(value):
                 values[name] = value
             else:
-                is_whole = False
+                is_complete = False
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             faults.append(Fault(f"{prefix}{name}", "missing"))
             missing.add(name)
             if hints[name] in (str, Path):
                 values[name] = hints[name](name)  # a placeholder, so that the other settings can be checked
             else:
-                is_whole = False
+                is_complete = False
     try:
-        value = cls(**values) if is_whole else None
-        found = [] if is_whole else range_faults_of(cls, values)
+        value = cls(**values) if is_complete else None
+        found = [] if is_complete else range_faults_of(cls, values)
     except (ValueError, ConfigError) as error:
         value, found = None, list(getattr(error, "faults", (str(error),)))
     placed = [_placed(text, prefix, fields) for text in found]

@@ -3,11 +3,11 @@
 Parts never compare `errno` with a number themselves, and never search the text of an error. They ask `meaning_of`
 (docs/protocol.md, B39):
 
-NO_ROOM    The file system refuses to store more, and nothing that is stored is in doubt. The part refuses new work,
+NO_SPACE    The file system refuses to store more, and nothing that is stored is in doubt. The part refuses new work,
            keeps answering what it can, and tries again until a real write succeeds. ENOSPC covers bytes and inodes.
            EDQUOT is a quota, which `statvfs` does not show. EFBIG is a limit on the size of one file (`ulimit -f`).
 TRANSIENT  The kernel or this process lacks something for a moment: memory, descriptors, a lock, a turn. The part tries
-           again later, exactly as with NO_ROOM, but making room would not help.
+           again later, exactly as with NO_SPACE, but making room would not help.
 DIRECTORY  The directory or its disk fails: EIO and its relatives, a file system that has become read-only, a device
            that has gone, a stale NFS handle, missing permissions. An NFS server that answers with ETIMEDOUT belongs
            here, because a soft mount drops the write that timed out. A bookie of several directories continues without
@@ -33,7 +33,7 @@ from enum import Enum
 class Meaning(Enum):
     """The consequence of an error. The module docstring describes each."""
 
-    NO_ROOM = "no room"
+    NO_SPACE = "no room"
     TRANSIENT = "transient"
     DIRECTORY = "fatal for the directory"
     PROCESS = "fatal for the process"
@@ -53,7 +53,7 @@ def _numbers(*names: str) -> tuple[int, ...]:
 
 
 _LISTED = {
-    Meaning.NO_ROOM: _numbers("ENOSPC", "EDQUOT", "EFBIG"),
+    Meaning.NO_SPACE: _numbers("ENOSPC", "EDQUOT", "EFBIG"),
     Meaning.TRANSIENT: (
         *_numbers("EAGAIN", "EWOULDBLOCK", "EINTR", "EBUSY", "ENOLCK", "EDEADLK", "ETXTBSY", "ERESTART"),
         *_numbers("ENOMEM", "ENOBUFS", "EMFILE", "ENFILE"),
@@ -68,8 +68,23 @@ _LISTED = {
         *_numbers("ECOMM", "EREMOTE", "ENOLINK", "ENONET", "EPROTO"),  # of a network file system
     ),
     Meaning.PROCESS: _numbers(
-        *("EBADF", "EFAULT", "EINVAL", "ENOSYS", "EOPNOTSUPP", "ENOTSUP", "ESPIPE", "EDOM", "ERANGE", "E2BIG"),
-        *("ENOEXEC", "ECHILD", "ESRCH", "ENOTTY", "EPIPE", "EBADFD", "EBADRQC"),
+        "EBADF",
+        "EFAULT",
+        "EINVAL",
+        "ENOSYS",
+        "EOPNOTSUPP",
+        "ENOTSUP",
+        "ESPIPE",
+        "EDOM",
+        "ERANGE",
+        "E2BIG",
+        "ENOEXEC",
+        "ECHILD",
+        "ESRCH",
+        "ENOTTY",
+        "EPIPE",
+        "EBADFD",
+        "EBADRQC",
     ),
 }
 _MEANING = {number: meaning for meaning, numbers in _LISTED.items() for number in numbers}
@@ -127,13 +142,13 @@ def meaning_of(error: OSError) -> Meaning:
 
 
 def is_passing(error: BaseException) -> bool:
-    """Return True if nothing is broken, so that the caller waits and tries again: NO_ROOM and TRANSIENT."""
-    return isinstance(error, OSError) and meaning_of(error) in (Meaning.NO_ROOM, Meaning.TRANSIENT)
+    """Return True if nothing is broken, so that the caller waits and tries again: NO_SPACE and TRANSIENT."""
+    return isinstance(error, OSError) and meaning_of(error) in (Meaning.NO_SPACE, Meaning.TRANSIENT)
 
 
-def is_no_room(error: BaseException) -> bool:
+def is_no_space(error: BaseException) -> bool:
     """Return True if the file system refuses to store more."""
-    return isinstance(error, OSError) and meaning_of(error) is Meaning.NO_ROOM
+    return isinstance(error, OSError) and meaning_of(error) is Meaning.NO_SPACE
 
 
 def is_shortage_here(error: OSError) -> bool:
@@ -162,7 +177,7 @@ def is_other_kind(error: OSError) -> bool:
     return error.errno in _numbers("ELOOP", "ENOTDIR")
 
 
-def no_room(why: str) -> OSError:
+def no_space(why: str) -> OSError:
     """Return the error of a write that this store refuses itself, because it would use up a reserve."""
     return ReserveKept(errno.ENOSPC, why)
 

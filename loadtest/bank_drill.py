@@ -88,7 +88,7 @@ async def play(
         await bank.verify()
         code, found = await ring.command("fsck")
     for each in bank.findings.first:
-        ring.say(f"PROBLEM {each}")
+        ring.log(f"PROBLEM {each}")
     for what in (*PROBLEMS, *READ_PROBLEMS):
         report.add_safety(f"{front}: {what}", bank.findings.counts[what])
     report.add_safety(f"{front}: {FSCK}", found["errors"] if found else 1 + code)
@@ -107,7 +107,7 @@ async def play(
     for what in (*STRIKES, JOINED, LEFT, PINNED, FULL, INCREMENTAL):
         report.add(f"{front}: {what}", stage.counts[what], least=1)
     report.add(f"{front}: rows of incremental snapshots by intents", stage.rows_of_intents)
-    ring.say(f"errors told to clients: {dict(bank.errors)}; strikes made impossible: {dict(stage.failed)}")
+    ring.log(f"errors told to clients: {dict(bank.errors)}; strikes made impossible: {dict(stage.failed)}")
 
 
 def log_versions(cluster: Cluster) -> set[Any]:

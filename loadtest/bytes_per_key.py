@@ -57,17 +57,17 @@ class Puts(NamedTuple):
 
 def put_all(cluster: ClusterFile, puts: Puts) -> float:
     """Put every key once, and return how long it took in seconds. Raises Unavailable if a key is refused."""
-    doors = [node.resp for node in cluster.nodes for _ in range(CONNECTIONS_EACH)]
+    endpoints = [node.resp for node in cluster.nodes for _ in range(CONNECTIONS_EACH)]
     began = time.monotonic()
-    with ThreadPoolExecutor(len(doors)) as threads:
-        list(threads.map(lambda place: _put_some(doors, place, puts), range(len(doors))))
+    with ThreadPoolExecutor(len(endpoints)) as threads:
+        list(threads.map(lambda place: _put_some(endpoints, place, puts), range(len(endpoints))))
     return time.monotonic() - began
 
 
-def _put_some(doors: list[str], place: int, puts: Puts) -> None:
-    mine, random = range(puts.first + place, puts.first + puts.keys, len(doors)), Random(place)
+def _put_some(endpoints: list[str], place: int, puts: Puts) -> None:
+    mine, random = range(puts.first + place, puts.first + puts.keys, len(endpoints)), Random(place)
     load_records(
-        doors[place],
+        endpoints[place],
         (
             {b"key:%012d" % number: _value(random, puts) for number in mine[at : at + puts.pipeline]}
             for at in range(0, len(mine), puts.pipeline)

@@ -104,7 +104,7 @@ async def kill_leaders(stage: Stage, load: Load, kills: int) -> list[Failover]:
             gap, began = load.longest_gap(partition, killed_at - 0.2, time.perf_counter())
             answered_at = dated_at + began + gap - killed_at
             one = failover(events, partition, dated_at, answered_at, gap=gap, is_proven=is_proven)
-            stage.say(f"kill {number + 1} of {node}: {one}")
+            stage.log(f"kill {number + 1} of {node}: {one}")
             if one is not None:
                 found.append(one)
         await stage.start_again(node)

@@ -33,7 +33,7 @@ from typing import NamedTuple
 from kvstore.env.real import run
 from kvstore.errors import ConfigError
 from kvstore.loadtest.generator.options import path_word
-from loadtest.floor_member import PROCESSES, Door, Link, Member
+from loadtest.floor_member import PROCESSES, Endpoint, Link, Member
 
 HOST = "127.0.0.1"
 BACKLOG = 1_024
@@ -43,7 +43,7 @@ class Place(NamedTuple):
     """The listening sockets of a process. They are made before the processes, so that a port in use is reported at once
     and no process waits until another listens."""
 
-    door: socket.socket
+    endpoint: socket.socket
     links: socket.socket
 
 
@@ -55,10 +55,10 @@ def places_at(port: int) -> list[Place]:
     for number in range(PROCESSES):
         at = port + number if port else 0
         try:
-            door = socket.create_server((HOST, at), backlog=BACKLOG)
+            endpoint = socket.create_server((HOST, at), backlog=BACKLOG)
         except OSError as error:
             raise ConfigError(f"cannot listen on {HOST}:{at}: {os.strerror(error.errno or 0)}") from error
-        made.append(Place(door, socket.create_server((HOST, 0))))
+        made.append(Place(endpoint, socket.create_server((HOST, 0))))
     return made
 
 
@@ -81,14 +81,14 @@ async def serve(number: int, folder: Path, places: list[Place], *, is_looking_up
     others = [each for each in places if each is not own]
     addresses = [each.links.getsockname() for each in places[:number]]
     for other in others:  # else one that has ended would seem to listen
-        other.door.close()
+        other.endpoint.close()
         other.links.close()
     member = Member(number, folder, is_looking_up=is_looking_up)
     await loop.create_server(lambda: Link(member), sock=own.links)
     for peer, (host, port) in enumerate(addresses):
         await loop.create_connection(lambda peer=peer: Link(member, peer), host, port)  # type: ignore[misc]
     await member.has_links.wait()
-    await loop.create_server(lambda: Door(member), sock=own.door)
+    await loop.create_server(lambda: Endpoint(member), sock=own.endpoint)
     await loop.create_future()
 
 
@@ -120,9 +120,9 @@ def run_floor(folder: Path, port: int, *, is_looking_up: bool) -> None:
     try:
         for number, (process, place) in enumerate(zip(running, places, strict=True)):
             process.start()
-            print(f"process {number}: pid {process.pid}, door {HOST}:{place.door.getsockname()[1]}", flush=True)
+            print(f"process {number}: pid {process.pid}, endpoint {HOST}:{place.endpoint.getsockname()[1]}", flush=True)
         for place in places:
-            place.door.close()
+            place.endpoint.close()
             place.links.close()
         while running:
             wait([process.sentinel for process in running])
@@ -141,7 +141,7 @@ def run_floor(folder: Path, port: int, *, is_looking_up: bool) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=path_word, required=True, metavar="DIR", help="a new directory, on a real disk")
-    parser.add_argument("--port", type=int, default=24_000, help="of the first door")
+    parser.add_argument("--port", type=int, default=24_000, help="of the first endpoint")
     parser.add_argument("--lookup", action="store_true", help="look each key up before it is put")
     options = parser.parse_args()
     signal.signal(signal.SIGINT, signal.default_int_handler)

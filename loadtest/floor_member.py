@@ -322,7 +322,7 @@ def _rare(words: object) -> bytes:
             return b"-ERR expected SET key value, GET key or PING, in capitals\r\n"
 
 
-class Door(Connection):
+class Endpoint(Connection):
     """A connection to a client. Replies leave in the order of the commands."""
 
     def __init__(self, member: Member) -> None:

@@ -54,8 +54,8 @@ def grow(sizes: Sequence[int], partitions: int, seconds: float) -> Iterator[dict
 def _latencies(cluster: ClusterFile, size: int, seconds: float) -> dict[str, float]:
     found = {}
     for command in ("set", "get"):
-        line, door = Line(command, 50, prefix="key:", keys=size), cluster.nodes[0].resp
-        figure = run_for(line, door, seconds)
+        line, endpoint = Line(command, 50, prefix="key:", keys=size), cluster.nodes[0].resp
+        figure = run_for(line, endpoint, seconds)
         found[f"{command}_per_s"] = round(figure.per_s)
         found |= {f"{command}_p50_ms": figure.p50_ms, f"{command}_p99_ms": figure.p99_ms}
     return found

@@ -34,7 +34,7 @@ from kvstore.loadtest.generator.options import path_word
 from kvstore.ring import TOKENS
 from loadtest.bench import peers
 from loadtest.drill import keep_logs, shown
-from loadtest.drills.ring_load import REST_S, RingLoad, Span, rate
+from loadtest.drills.ring_load import PAUSE_S, RingLoad, Span, rate
 from loadtest.drills.ring_spans import Longest, hand_over_rows, longest_waits, quantile
 from loadtest.drills.ring_stage import PROBLEMS, RingStage, operations_of
 from loadtest.drills.ring_verdict import KEPT_LEAST, READ_WAIT_MAX_S, WRITE_WAIT_MAX_S, Load, Verdict
@@ -62,7 +62,7 @@ class Course:
     keys: int = 20_000
     value_bytes: int = 200
     base_s: float = BASE_S
-    rest_s: float = REST_S
+    pause_s: float = PAUSE_S
     """Average pause of each caller between two operations, in seconds."""
     round_s: float = 25.0
     """Approximate duration of the moves in a round with kills, in seconds. Some moves must be open when the kills
@@ -88,7 +88,7 @@ async def _resize(stage: RingStage, before: int, after: int, course: Course) -> 
     words = ["add", "--count", str(after - before)] if after > before else ["remove", *there[: before - after]]
     planned = await stage.plan(*words)
     async with AsyncClient(stage.cluster.url) as client:
-        load = RingLoad(client, stage.statics, stage.random.getrandbits(32), rest_s=course.rest_s)
+        load = RingLoad(client, stage.statics, stage.random.getrandbits(32), pause_s=course.pause_s)
         load.aim(planned)
         await load.start()
         try:
@@ -129,7 +129,7 @@ async def _made(load: RingLoad, count: int) -> None:
 def _report_waits(stage: RingStage, name: str, load: RingLoad, spans: dict[int, Span]) -> None:
     found = stage.hand_overs(spans)
     for row in hand_over_rows(found.values()):
-        stage.say(str(row))
+        stage.log(str(row))
     of_moves = longest_waits(spans, found, load.waits)
     of_others = longest_waits(dict.fromkeys(spans, WHOLE), found, load.steady)
     stage.verdict.moving += of_moves.values()
@@ -159,7 +159,7 @@ async def kills(stage: RingStage, course: Course) -> None:
     for number in range(1, course.rounds + 1):
         there = await stage.partitions()
         words = ["add", "--count", "1"] if len(there) <= KILLED_AT else ["remove", stage.random.choice(there)]
-        stage.say(f"round {number} of {course.rounds}: {' '.join(words)}")
+        stage.log(f"round {number} of {course.rounds}: {' '.join(words)}")
         problems += await _round(stage, course, words)
     for what in PROBLEMS:
         stage.report.add_safety(f"kills, {course.rounds} rounds: {what}", problems[what])
@@ -175,7 +175,7 @@ async def _round(stage: RingStage, course: Course, words: Sequence[str]) -> Coun
     targets = 1 if words[0] == "add" else KILLED_AT
     await stage.throttle(course.keys * course.value_bytes / KILLED_AT / targets / course.round_s)
     async with AsyncClient(stage.cluster.url) as client:
-        load = RingLoad(client, stage.statics, stage.random.getrandbits(32), rest_s=course.rest_s)
+        load = RingLoad(client, stage.statics, stage.random.getrandbits(32), pause_s=course.pause_s)
         load.aim(planned)
         await load.start()
         try:
@@ -233,7 +233,7 @@ async def _play(stage: RingStage, course: Course, only: str) -> None:
         if only in ("", name):
             print(f"\n{name}", file=sys.stderr, flush=True)
             await scenario(stage, course)
-    stage.say(f"{stage.operations} operations in all")
+    stage.log(f"{stage.operations} operations in all")
 
 
 def _write(out: Path, report: Report, verdict: Verdict, began: float, seed: int) -> None:
@@ -263,8 +263,8 @@ def main() -> None:
     parser.add_argument("--out", type=path_word, default=Path("reports/results.json"))
     arguments = parser.parse_args()
     course = QUICK if arguments.quick else Course()
-    rest_s = None if arguments.rest_ms is None else arguments.rest_ms / 1_000
-    given = {"rounds": arguments.rounds, "keys": arguments.keys, "rest_s": rest_s}
+    pause_s = None if arguments.rest_ms is None else arguments.rest_ms / 1_000
+    given = {"rounds": arguments.rounds, "keys": arguments.keys, "pause_s": pause_s}
     course = replace(course, **{name: value for name, value in given.items() if value is not None})
     sys.exit(0 if run_drill(course=course, only=arguments.only, out=arguments.out, seed=arguments.seed) else 1)
 

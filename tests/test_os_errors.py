@@ -17,13 +17,13 @@ from kvstore.os_errors import (
     is_passing,
     is_shortage_here,
     meaning_of,
-    no_room,
+    no_space,
     reason_of,
 )
 from tests.source import Source, each_of, sources
 
 TABLE = {
-    Meaning.NO_ROOM: ("ENOSPC", "EDQUOT", "EFBIG"),
+    Meaning.NO_SPACE: ("ENOSPC", "EDQUOT", "EFBIG"),
     Meaning.TRANSIENT: ("EAGAIN", "EINTR", "ENOMEM", "ENOBUFS", "EMFILE", "ENFILE"),
     Meaning.DIRECTORY: (
         *("EIO", "EROFS", "ENXIO", "ENODEV", "ESTALE", "ETIMEDOUT", "EUCLEAN", "EACCES", "EPERM", "ENOENT", "EEXIST"),
@@ -40,7 +40,7 @@ TEXTS = {os.strerror(number) for number in errno.errorcode} | {*os_errors._STATU
 def test_errno_has_the_meaning_of_the_table(name: str, meaning: Meaning) -> None:
     error = OSError(getattr(errno, name), "text of nobody's")
     assert meaning_of(error) is meaning
-    assert is_passing(error) is (meaning in (Meaning.NO_ROOM, Meaning.TRANSIENT))
+    assert is_passing(error) is (meaning in (Meaning.NO_SPACE, Meaning.TRANSIENT))
 
 
 def test_every_errno_of_the_platform_has_one_meaning() -> None:
@@ -95,7 +95,7 @@ def test_os_error_text_has_the_reason_and_the_path() -> None:
     assert said("EROFS") == "the file system is read-only: /data/journal"
     assert said("EIO") == "the disk reports an I/O error: /data/journal"
     assert said("EMFILE") == "this process has no free file descriptor (`ulimit -n`): /data/journal"
-    assert reason_of(no_room("less than 5 bytes are free"), "/d") == "less than 5 bytes are free: /d"
+    assert reason_of(no_space("less than 5 bytes are free"), "/d") == "less than 5 bytes are free: /d"
     assert reason_of(OSError(errno.EDQUOT, "said by a library"), "/d") == (
         "the disk quota is exceeded: /d (said by a library)"
     )

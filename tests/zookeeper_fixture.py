@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.devcluster.zookeeper import ZooKeeperProcess, start_standalone
+from tests.zookeeper_classes import use_archive
 
 _numbers = itertools.count(1)
 
@@ -22,6 +23,7 @@ _numbers = itertools.count(1)
 @pytest.fixture(scope="session")
 def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """`host:port` of a server that is started once."""
+    use_archive()
     process = start_standalone(tmp_path_factory.mktemp("zookeeper"))
     yield process.address
     process.kill()
@@ -36,6 +38,7 @@ def zookeeper_chroot(zookeeper: str) -> str:
 @pytest.fixture
 def own_zookeeper(tmp_path: Path) -> Iterator[ZooKeeperProcess]:
     """A server of this test's own, to be killed, paused and restarted."""
+    use_archive()
     process = start_standalone(tmp_path / "zookeeper")
     yield process
     process.kill()

@@ -35,7 +35,7 @@ NO_GOOD_COPY_STATUSES = (Status.IO_ERROR, Status.UNKNOWN_LEDGER_STATE)
 """Statuses that prove that a bookie has a damaged copy or has lost its copy. Any other refusal may be temporary."""
 HOLE_MAX = 8
 """Number of consecutive entries without any copy after which a ledger that was not closed is considered to end."""
-LOOK_AGAIN = "nothing more is abandoned; start every bookie that can be started, and run the command again"
+RETRY_LATER = "nothing more is abandoned; start every bookie that can be started, and run the command again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class LedgerAbandonment:
         outcome = await self._repairer.repair(
             ledger, lock.mark.replicas, AttemptHistory(), is_held=lambda: lock.is_held
         )
-        if outcome.is_whole:
+        if outcome.is_complete:
             await self._marks.mark_replicated(lock, lock.mark.version)
         else:
             await lock.release()
@@ -143,15 +143,15 @@ def _refuse_more(found: Loss, agreed: Loss) -> None:
     if agreed.state is not LedgerState.CLOSED:
         _refuse_earlier_end(found.last, agreed)
     if more := set(found.lost).difference(agreed.lost):
-        said = f"entries {text_of(runs_of(more))} of ledger {found.ledger} have become unreadable"
-        raise Unavailable(f"{said}: {LOOK_AGAIN}")
+        reason = f"entries {text_of(runs_of(more))} of ledger {found.ledger} have become unreadable"
+        raise Unavailable(f"{reason}: {RETRY_LATER}")
 
 
 def _refuse_if_gone(away: tuple[BookieId, ...], agreed: Loss) -> None:
     """Raise Unavailable if a bookie that was registered before is away now. Entries that only this bookie has would be
     lost too."""
     if gone := set(away).difference(agreed.away):
-        raise Unavailable(f"bookie {', '.join(sorted(gone))} was registered and has gone away: {LOOK_AGAIN}")
+        raise Unavailable(f"bookie {', '.join(sorted(gone))} was registered and has gone away: {RETRY_LATER}")
 
 
 def _refuse_earlier_end(end: EntryId, agreed: Loss) -> None:

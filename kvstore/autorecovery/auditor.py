@@ -199,7 +199,7 @@ class Auditor:
             await self._audit.wait()
             self._audit.clear()
             if not await tried(self._audit_all, "an audit of all ledgers"):
-                await self._env.beat.rest(RETRY_S)
+                await self._env.beat.pause(RETRY_S)
             self._audit.clear()  # the next check requests another audit if one is needed
             self._hint.set()  # the audit may have found bookies that were unknown
 

@@ -22,7 +22,7 @@ from kvstore.wal.repair import bookies_of, missing_copies
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 15.0
+CHECK_S = 15.0
 """Seconds between two tests of whether a check is due."""
 Verdict = Callable[[LedgerMetadata], Awaitable[list[BookieId]]]
 """Returns the bookies whose copies of a ledger are missing or share a zone."""
@@ -53,7 +53,7 @@ class Checks:
     async def run(self) -> None:
         """Run the checks when they are due, until cancelled."""
         while True:
-            await self._env.beat.rest(LOOK_S)
+            await self._env.beat.pause(CHECK_S)
             await self._try(CheckKind.PLACEMENT, "placement", self._config.placement_interval_s, self._misplaced)
             await self._try(CheckKind.ENTRIES, "entries", self._config.check_interval_s, self._lacking)
 

@@ -61,7 +61,7 @@ class DamageReports:
             except StoreError as error:
                 log.info("damaged ledgers not marked, retrying bookie=%s error=%r", self._bookie, error)
             if self._waiting:
-                await self._env.beat.rest(RETRY_S)
+                await self._env.beat.pause(RETRY_S)
                 self._wake.set()
 
     async def _try(self, ledger: LedgerId) -> None:

@@ -25,7 +25,7 @@ from kvstore.wal.repair import bookies_of
 if TYPE_CHECKING:
     from random import Random
 
-LOOKS_MAX = 4
+CHECKS_MAX = 4
 """Maximum number of conflicts with other changes of the ledger's metadata before the attempt ends."""
 PATIENCE, PATIENCE_TO_SPREAD = 3, 8
 """Number of attempts that may fail at a replacement bookie before another one is chosen. Every bookie that was tried
@@ -35,7 +35,7 @@ FIRST_S, LED_S_MAX, AGAIN_S_MAX = 5.0, 30.0, 300.0
 AGAIN_S_MAX, or up to LED_S_MAX if the ledger's leader has yet to replace the bookie."""
 
 NO_SPARE = "needs a replacement bookie: start one on another machine"
-NO_ROOM = "has an under-replicated bookie that is read-only"
+READ_ONLY = "has an under-replicated bookie that is read-only"
 CHANGING = "was changed by others in every attempt"
 HAS_GONE = "has a marked bookie that came back and has gone away again"
 LOCK_LOST = "is no longer locked by this worker, or auto-recovery is off"
@@ -117,7 +117,7 @@ class Filled:
     """Event: all readable entries were copied to the bookies that accept copies."""
 
     unreadable: frozenset[EntryId] = frozenset()
-    has_room: bool = True
+    has_capacity: bool = True
     """False if a bookie that must be filled lacks entries and is read-only."""
     refused: frozenset[BookieId] = frozenset()
     """Bookies of the current ensemble that did not list their entries or did not accept copies."""
@@ -207,7 +207,7 @@ class Recover:
 class End:
     """Command: end this attempt."""
 
-    is_whole: bool
+    is_complete: bool
     """True if the marked bookies lack nothing, so that the mark can be removed."""
     reason: str = ""
     again_s: float = 0.0
@@ -233,7 +233,7 @@ class RepairMachine:
     ) -> None:
         self.ledger = ledger
         self._marked, self._past, self._grace_s, self._luck = frozenset(marked), past, grace_s, luck
-        self._looks = 0
+        self._checks = 0
         self._found: MetadataRead | None = None
         self._wanted: LedgerMetadata | None = None
         self._lacks_spare = False
@@ -242,7 +242,7 @@ class RepairMachine:
 
     def start(self) -> Command:
         """Return the first command of the attempt."""
-        return self._look()
+        return self._read_metadata()
 
     def handle(self, event: Event, now: float) -> Command:
         """Apply `event` and return the next command. Must not be called after an End. `now` is the boot-time clock in
@@ -251,7 +251,7 @@ class RepairMachine:
             case MetadataRead():
                 return self._plan(event)
             case Gone():
-                return End(is_whole=True)
+                return End(is_complete=True)
             case WriterProbed(writer):
                 return self._judge(writer, now)
             case Filled():
@@ -259,29 +259,29 @@ class RepairMachine:
             case MetadataWritten():
                 return self._end(self._rest)
             case Overtaken():
-                return self._look()
+                return self._read_metadata()
             case Recovered():
-                return self._look()
+                return self._read_metadata()
             case AttemptFailed(reason, refused):
                 return self._failed(reason, refused)
             case LockLost():
-                return End(is_whole=False, reason=LOCK_LOST)
+                return End(is_complete=False, reason=LOCK_LOST)
             case _:
                 assert_never(event)
 
-    def _look(self) -> Command:
-        self._looks += 1
+    def _read_metadata(self) -> Command:
+        self._checks += 1
         self._wanted = None
-        return ReadMetadata() if self._looks <= LOOKS_MAX else self._end(CHANGING)
+        return ReadMetadata() if self._checks <= CHECKS_MAX else self._end(CHANGING)
 
     def _end(self, reason: str, again_s_max: float = AGAIN_S_MAX) -> Command:
         past = self._past
         if not reason:
             past.tries, past.refusals, past.avoid = 0, 0, set()
-            return End(is_whole=True)
+            return End(is_complete=True)
         again_s = min(FIRST_S * 2**past.tries, again_s_max)
         past.tries = min(past.tries + 1, 16)
-        return End(is_whole=False, reason=reason, again_s=again_s)
+        return End(is_complete=False, reason=reason, again_s=again_s)
 
     def _failed(self, reason: str, refused: frozenset[BookieId]) -> Command:
         past = self._past
@@ -344,8 +344,8 @@ class RepairMachine:
             if self._lacks_spare
             else f"has bookies that do not answer or take no copies: {', '.join(sorted(filled.refused))}"
             if filled.refused
-            else NO_ROOM
-            if not filled.has_room
+            else READ_ONLY
+            if not filled.has_capacity
             else ""
         )
         if wanted.fragments == metadata.fragments:
@@ -372,7 +372,7 @@ class RepairMachine:
             past.seen, past.seen_at = seen, now
         left_s = past.seen_at + self._grace_s - now
         if left_s > 0:
-            return End(is_whole=False, reason=IN_GRACE, again_s=left_s)
+            return End(is_complete=False, reason=IN_GRACE, again_s=left_s)
         if writer.doubtful.intersection(last.ensemble):
             return self._end(DOUBTFUL)
         up = {place for place, bookie in enumerate(last.ensemble) if bookie in standing.there}
@@ -385,8 +385,8 @@ class RepairMachine:
         """Return `end`, or a failed End if a marked bookie has kept its place but is no longer registered. The mark
         must then stay, because the auditor does not mark a ledger again for a bookie that its mark already names."""
         named = bookies_of(self._wanted) if self._wanted is not None else ()
-        if end.is_whole and not all(there(each) for each in self._marked.intersection(named)):
-            return End(is_whole=False, reason=HAS_GONE)
+        if end.is_complete and not all(there(each) for each in self._marked.intersection(named)):
+            return End(is_complete=False, reason=HAS_GONE)
         return end
 
     def check(self) -> None:

@@ -68,7 +68,7 @@ Progress = Callable[[LedgerId, EntryId, EntryId], None]
 class RepairOutcome:
     """The outcome of one repair attempt."""
 
-    is_whole: bool
+    is_complete: bool
     reason: str
     """Reason why the ledger is still under-replicated; empty if it is not."""
     again_s: float
@@ -120,7 +120,7 @@ class LedgerRepairer:
             log.info("ledger stays under-replicated ledger=%d reason=%s", ledger, command.reason)
         past.reason = command.reason
         done = attempt.copied, attempt.copied_bytes, attempt.unreadable
-        return RepairOutcome(command.is_whole, command.reason, command.again_s, *done)
+        return RepairOutcome(command.is_complete, command.reason, command.again_s, *done)
 
     async def is_led(self, partition: PartitionId) -> bool:
         """Return True if the partition has a leader now. Raises MetadataError."""
@@ -172,7 +172,7 @@ class _Attempt:
         try:
             match command:
                 case ReadMetadata():
-                    return await self._look()
+                    return await self._read_metadata()
                 case ProbeWriter(metadata, there):
                     return WriterProbed(await self._ask(metadata, there))
                 case Fill():
@@ -190,7 +190,7 @@ class _Attempt:
         except (LedgerError, MetadataError, NotEnoughBookies) as error:
             return AttemptFailed(f"{type(error).__name__}: {error}")
 
-    async def _look(self) -> MetadataRead:
+    async def _read_metadata(self) -> MetadataRead:
         metadata, version = await self._ports.ledgers.read_latest(self._ledger)
         choice = self._ports.choice
         writable, readonly = choice.writable, choice.readonly
@@ -205,10 +205,10 @@ class _Attempt:
         copying.reader.troubled.update(
             each for each in bookies_of(fill.metadata) if not ports.choice.is_registered(each)
         )
-        without_room: set[BookieId] = set()
+        without_space: set[BookieId] = set()
 
         def noticed(missing: list[Missing]) -> None:
-            without_room.update(each.bookie for each in missing if each.bookie not in fill.takers)
+            without_space.update(each.bookie for each in missing if each.bookie not in fill.takers)
             owner.progress(self._ledger, missing[0].entry, fill.last)
 
         watch = owner.store.watch(paths.ledger(self._ledger), self._changed)
@@ -231,7 +231,7 @@ class _Attempt:
             self.copied_bytes += copying.copied_bytes
         self.unreadable = frozenset(copying.unreadable)
         refused = copying.refused.intersection(held) | silent
-        return Filled(self.unreadable, not without_room & fill.must, frozenset(refused))
+        return Filled(self.unreadable, not without_space & fill.must, frozenset(refused))
 
     def _ensure_not_deleted(self) -> None:
         if self._is_deleted:
@@ -240,9 +240,9 @@ class _Attempt:
     def _changed(self) -> None:
         """Check whether the ledger was deleted, because its metadata has changed. Copies of a deleted ledger are
         useless, and copying may take hours at a low rate."""
-        self._owner.nursery.spawn(self._look_for_deletion(), name=f"check ledger {self._ledger}")
+        self._owner.nursery.spawn(self._check_deleted(), name=f"check ledger {self._ledger}")
 
-    async def _look_for_deletion(self) -> None:
+    async def _check_deleted(self) -> None:
         try:
             await self._ports.ledgers.read(self._ledger)
         except NoSuchLedger:

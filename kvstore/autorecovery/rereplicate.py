@@ -51,7 +51,7 @@ WORKER = "kvstore bookie"
 """Name of the lock holder for an operator's command."""
 BUSY = "is being repaired by another worker; try again later"
 BACK = "still names it, because it is back"
-BUSY_LOOK_S, BUSY_LOOKS_MAX = 0.5, 120
+BUSY_CHECK_S, BUSY_CHECKS_MAX = 0.5, 120
 """Interval in seconds, and maximum number, of checks whether a worker has finished with a ledger that it locked
 first."""
 CALL_AGAIN = "it keeps its id; to remove it, stop its node and run the command again"
@@ -178,7 +178,7 @@ class Rereplicator:
         metadata, _ = await self._ledgers.read_latest(ledger)
         if metadata.state is not LedgerState.CLOSED:
             return ReplacementOutcome(ledger, 0, "" if await self._is_passed_over(metadata) else STILL_OPEN)
-        for _ in range(BUSY_LOOKS_MAX):
+        for _ in range(BUSY_CHECKS_MAX):
             await self._marks.mark(ledger, [bookie], self._env.clock.date_ms())
             lock = await self._marks.lock(ledger, WORKER)
             outcome = await self._repair(lock) if lock is not None else None
@@ -188,7 +188,7 @@ class Rereplicator:
                 return ReplacementOutcome(ledger, copied, "")
             if outcome is not None:
                 return ReplacementOutcome(ledger, copied, outcome.reason or BACK)
-            await asyncio.sleep(BUSY_LOOK_S)
+            await asyncio.sleep(BUSY_CHECK_S)
         return ReplacementOutcome(ledger, 0, BUSY)
 
     async def _repair(self, lock: MarkLock) -> RepairOutcome:
@@ -197,7 +197,7 @@ class Rereplicator:
         outcome = await self._repairer.repair(
             lock.mark.ledger, lock.mark.replicas, AttemptHistory(), is_held=lambda: lock.is_held
         )
-        if outcome.is_whole:
+        if outcome.is_complete:
             await self._marks.mark_replicated(lock, lock.mark.version)
         else:
             await lock.release()

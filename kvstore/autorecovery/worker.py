@@ -28,9 +28,9 @@ from kvstore.wal.handle import LedgerPorts
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 10.0
+POLL_S = 10.0
 """Seconds between two scans of the marks. A watch reports only the first mark."""
-REST_S = 1.0
+PAUSE_S = 1.0
 """Minimum number of seconds between two scans of the marks."""
 AT_ONCE_MAX = 4
 """Maximum number of ledgers repaired concurrently. Repairs of small ledgers wait for the metadata store rather than for
@@ -105,15 +105,15 @@ class Worker:
             self._settings.watch_lost_bookie_delay(self._retry_all),
         ]
         self._ports.choice.listen(self, self._retry_all)
-        look_s = LOOK_S
+        poll_s = POLL_S
         try:
             while True:
-                wait_s = self._backlog.next_due_s(self._env.clock.now(), look_s) if self._is_enabled else LOOK_S
-                await wait_within(self._wake, max(REST_S, wait_s))
+                wait_s = self._backlog.next_due_s(self._env.clock.now(), poll_s) if self._is_enabled else POLL_S
+                await wait_within(self._wake, max(PAUSE_S, wait_s))
                 self._wake.clear()
                 try:
                     # After repairs, the next scan finds the marks that were added meanwhile, and counts the rest.
-                    look_s = REST_S if await self._round() else LOOK_S
+                    poll_s = PAUSE_S if await self._round() else POLL_S
                 except StoreError as error:
                     log.info("scan of marked ledgers failed, retrying error=%r", error)
                     await asyncio.sleep(HELD_S)
@@ -201,7 +201,7 @@ class Worker:
         )
         self._copied += outcome.copied
         self._copied_bytes += outcome.copied_bytes
-        if not outcome.is_whole:
+        if not outcome.is_complete:
             self._failed += 1
             self._put_off(ledger, outcome.again_s, is_unreadable=bool(outcome.unreadable))
             return

@@ -114,23 +114,23 @@ class Adds:
         try:
             return self._facts.first_contact(ledger, key, flags=flags, use=use, size=size)
         except JournalFull:
-            done(self._refusals.no_room())
+            done(self._refusals.no_space())
             return None
 
     def _store(self, ledger: Ledger, entry: int, body: bytes, recovery: bool, lac: int, done: Done) -> None:
         journal = self._journal
         if not recovery and (journal.is_full or self.pending_bytes > LOCAL_FACTOR * self._pending_bytes_max):
-            done(self._refusals.no_room())
+            done(self._refusals.no_space())
             return
         if entry <= ledger.top and not self._may_store(ledger, entry, body, recovery, done):
             return
-        if recovery and not journal.has_room(Use.COPY, RECORD_HEADER_SIZE + len(body)):
-            done(self._refusals.no_room())
+        if recovery and not journal.has_capacity(Use.COPY, RECORD_HEADER_SIZE + len(body)):
+            done(self._refusals.no_space())
             return
         try:
             offset = journal.append(RecordKind.ADD, RECOVERY if recovery else 0, ledger.id, entry, body)
         except JournalFull:
-            done(self._refusals.no_room())
+            done(self._refusals.no_space())
             return
         self._appended(ledger, entry, offset, body, lac, done)
 

@@ -55,14 +55,14 @@ class ExplicitLacs:
             done(Status.FENCED if status is Status.OK else status)
             return
         if self._journal.is_full:
-            done(self._refusals.no_room())
+            done(self._refusals.no_space())
             return
         is_new = may_add and self._keys.judge_add(ledger, key, recovery=False) is WriteVerdict.ASK
         try:
             found = self._facts.first_contact(ledger, key, flags=ADMITTED if is_new else 0)
             self._facts.note(RecordKind.LAC, 0, found, lac_of(body), body, urgent=False, use=Use.ADD)
         except JournalFull:
-            done(self._refusals.no_room())
+            done(self._refusals.no_space())
             return
         found.set_explicit_lac(body)
         self._journal.after(found.last_group, lambda: done(Status.OK), urgent=False)
@@ -78,6 +78,6 @@ class ExplicitLacs:
                 try:
                     self._facts.first_contact(ledger, key, flags=ADMITTED)
                 except JournalFull:
-                    self._refusals.no_room()
+                    self._refusals.no_space()
 
         self._admission.ask(ledger, key, len(key), resume)

@@ -37,7 +37,7 @@ class Facts:
         found = self._ledgers.get(ledger)
         if found is not None and found.key and found.is_admitted >= bool(flags):
             return found
-        if not self._journal.has_room(use, 2 * RECORD_HEADER_SIZE + len(key) + size):
+        if not self._journal.has_capacity(use, 2 * RECORD_HEADER_SIZE + len(key) + size):
             raise JournalFull
         found = self._known(ledger, key)
         self.note(RecordKind.KEY, flags | ADMITTED * found.is_admitted, found, -1, key, use=use)

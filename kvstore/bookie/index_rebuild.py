@@ -58,8 +58,8 @@ class IndexRebuilder:
                 lost.append(ledger)
         for ledger in lost:
             self._lose(ledger, file)
-        is_whole = checkpoint is not None and not lost
-        return RebuiltIndex(found, _made_again(checkpoint, found) if checkpoint is not None and is_whole else None)
+        is_complete = checkpoint is not None and not lost
+        return RebuiltIndex(found, _made_again(checkpoint, found) if checkpoint is not None and is_complete else None)
 
     def _save(self, file: int, part: LedgerPart, entries: EntryIndex) -> None:
         """Add entries that the segment has lost, from the intact blocks of the index file."""

@@ -38,24 +38,24 @@ class KeyChecks:
         return judge_key(found, key) is WriteVerdict.ASK or (found is not None and is_writers and not found.is_admitted)
 
     # docs/protocol.md B13
-    def when_right(self, ledger: int, key: bytes, go_on: Callable[[Status, bool], None]) -> None:
-        """Check the key, and call `go_on` with OK or the reason of the refusal. The second argument is True if the
-        metadata store has just confirmed that the ledger's writer may add here. `go_on` is called at once unless the
+    def when_right(self, ledger: int, key: bytes, answer: Callable[[Status, bool], None]) -> None:
+        """Check the key, and call `answer` with OK or the reason of the refusal. The second argument is True if the
+        metadata store has just confirmed that the ledger's writer may add here. `answer` is called at once unless the
         metadata must be read."""
         verdict = judge_key(self._ledgers.get(ledger), key)
         if verdict is not WriteVerdict.ASK:
-            self._answer(verdict, False, go_on)
+            self._answer(verdict, False, answer)
             return
 
         def resume(of_key: WriteVerdict, of_add: WriteVerdict) -> None:
             known = judge_key(self._ledgers.get(ledger), key)
-            self._answer(of_key if known is WriteVerdict.ASK else known, of_add is WriteVerdict.ADMIT, go_on)
+            self._answer(of_key if known is WriteVerdict.ASK else known, of_add is WriteVerdict.ADMIT, answer)
 
         if not self._admission.ask(ledger, key, len(key), resume):
-            go_on(self._refusals.overload(), False)
+            answer(self._refusals.overload(), False)
 
-    def _answer(self, verdict: WriteVerdict, may_add: bool, go_on: Callable[[Status, bool], None]) -> None:
+    def _answer(self, verdict: WriteVerdict, may_add: bool, answer: Callable[[Status, bool], None]) -> None:
         if verdict is WriteVerdict.ADMIT:
-            go_on(Status.OK, may_add)
+            answer(Status.OK, may_add)
         else:
-            go_on(self._refusals.by(verdict), False)
+            answer(self._refusals.by(verdict), False)

@@ -99,7 +99,7 @@ class Bookie:
             ) from None
         await self._refuse_if_forgotten(cookies)
         self.upkeep = start_upkeep(env, config, storage, authority, self._is_ours, nursery)
-        aging = Aging(env, cookies, self.id, self._whole_directories, self._stored_bytes)
+        aging = Aging(env, cookies, self.id, self._all_directories, self._stored_bytes)
         nursery.spawn(aging.run(), name="aging")
         log.info("bookie serving bookie=%s address=%s", self.id, self.address)
 
@@ -160,7 +160,7 @@ class Bookie:
         path, why = self._config.directories[0], self.storage.journal.why_full
         return [DirectoryState(path, "", counted.free_bytes, counted.readonly, why)]
 
-    def _whole_directories(self) -> list[str]:
+    def _all_directories(self) -> list[str]:
         """Return all directories, or an empty list while any directory has failed."""
         if isinstance(self.storage, SpreadStorage):
             parts = self.storage.parts

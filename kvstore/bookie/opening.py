@@ -16,7 +16,7 @@ from kvstore.bookie.journal.segment import Segment
 from kvstore.bookie.ledger import Ledger
 from kvstore.bookie.replay import Replayed
 from kvstore.env.ports import Disk
-from kvstore.os_errors import is_no_room
+from kvstore.os_errors import is_no_space
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ def _open(found: Replayed, journal: Journal, size: int) -> None:
                 size=size // share,
             )
         except OSError as error:
-            if not is_no_room(error) or share == SHARES[-1]:
+            if not is_no_space(error) or share == SHARES[-1]:
                 raise
             _give_back(found)
         else:

@@ -15,18 +15,18 @@ class RateLimitedLog:
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
-        self._room = float(BURST)
+        self._budget = float(BURST)
         self._refilled_at = 0.0
         self._left_out = 0
 
     def emit(self, level: int, message: str, *values: object) -> None:
         now = asyncio.get_running_loop().time()
-        self._room = min(BURST, self._room + now - self._refilled_at)
+        self._budget = min(BURST, self._budget + now - self._refilled_at)
         self._refilled_at = now
-        if self._room < 1:
+        if self._budget < 1:
             self._left_out += 1
             return
-        self._room -= 1
+        self._budget -= 1
         if self._left_out:
             message, values = message + " (and %d lines like this)", (*values, self._left_out)
             self._left_out = 0

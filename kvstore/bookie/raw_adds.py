@@ -110,7 +110,7 @@ class RawAdds:
         try:
             self._facts.first_contact(ledger, key, flags=ADMITTED, size=len(body))
         except JournalFull:
-            done(self._refusals.no_room())
+            done(self._refusals.no_space())
             return
         if not self._is_believed(ledger):
             self._believe(ledger)

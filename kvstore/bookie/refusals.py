@@ -53,7 +53,7 @@ class BookieRefusals:
         self._statistics.refused_unknown += 1
         return Status.IO_ERROR
 
-    def no_room(self) -> Status:
+    def no_space(self) -> Status:
         """Refuse a request because the disk is full or too many bytes wait for a sync."""
         if self._journal.is_full:
             self._statistics.refused_readonly += 1

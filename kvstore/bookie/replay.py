@@ -194,13 +194,13 @@ class _Replay:
     def _is_certified(self, found: _File, files: dict[int, _File]) -> bool:
         if found.checkpoint is not None or not found.has_header:
             return found.checkpoint is not None
-        if self._said_synced(found.segment.file, files) > FILE_HEADER_SIZE:
+        if self._reported_synced(found.segment.file, files) > FILE_HEADER_SIZE:
             return True
         headers = group_headers(self._bytes(found)[0], found.segment.salt)
         return certified(headers, found.segment.file) > FILE_HEADER_SIZE
 
     @staticmethod
-    def _said_synced(file: int, files: dict[int, _File]) -> int:
+    def _reported_synced(file: int, files: dict[int, _File]) -> int:
         """Return up to where a segment was synced, as the first groups of other segments say. For a segment with a
         single group, no other segment says it."""
         firsts = (other.first for other in files.values() if other.first is not None)
@@ -232,9 +232,9 @@ class _Replay:
 
     def _scan(self, found: _File, known_end: int | None, files: dict[int, _File]) -> SegmentScan:
         file = found.segment.file
-        said = self._said_synced(file, files)
+        synced_to = self._reported_synced(file, files)
         data, missing = self._bytes(found)
-        return scan(data, file, found.segment.salt, known_end=known_end, synced_to=said, missing=missing)
+        return scan(data, file, found.segment.salt, known_end=known_end, synced_to=synced_to, missing=missing)
 
     def _load(self, files: dict[int, _File], expected: list[int], file: int, *, is_anchor: bool) -> None:
         found = files.get(file)

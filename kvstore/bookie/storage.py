@@ -49,7 +49,7 @@ from kvstore.bookie.replay import replay
 from kvstore.bookie.statistics import Statistics
 from kvstore.bookie.stored_copies import StoredCopies
 from kvstore.env.ports import Env
-from kvstore.os_errors import no_room
+from kvstore.os_errors import no_space
 from kvstore.proto.bookkeeper import LAST_ENTRY, PACKET_MAX, Status
 from kvstore.proto.digest import HEADER, LAC_HEADER, EntryDigest
 from kvstore.types import BookieId, EntryId, LedgerId
@@ -114,7 +114,7 @@ class BookieStorage:
         except BaseException as error:
             self.stop()
             if isinstance(error, JournalFull):
-                raise no_room(f"no space is left in {self._config.journal_dir} for the records of a start") from error
+                raise no_space(f"no space is left in {self._config.journal_dir} for the records of a start") from error
             raise
 
     async def _start(self, doubts: Sequence[str]) -> None:
@@ -205,7 +205,7 @@ class BookieStorage:
     @property
     def takes_copies(self) -> bool:
         """True if the bookie accepts recovery adds. A read-only bookie accepts them while the reserve has space."""
-        return self.journal.has_room(Use.COPY, 0)
+        return self.journal.has_capacity(Use.COPY, 0)
 
     def _rolled(self, segment: Segment) -> None:
         segment.release()

@@ -21,9 +21,9 @@ class FairQueue:
     def add(self, owner: Hashable, piece: Piece) -> None:
         self._waiting.setdefault(owner, deque()).append(piece)
         if not self._is_at_work:
-            self._go_on()
+            self._resume()
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         self._is_at_work = bool(self._waiting)
         if self._is_at_work:
             self._loop.call_soon(self._next)
@@ -40,7 +40,7 @@ class FairQueue:
             nonlocal has_ended
             if not has_ended:
                 has_ended = True
-                self._go_on()
+                self._resume()
 
         try:
             piece(ended)

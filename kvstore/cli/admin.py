@@ -94,8 +94,8 @@ class OutageTolerance:
             now = time.monotonic()
             if self._away_since is None:
                 self._away_since = now
-                said = str(error) or type(error).__name__
-                print(f"kvstore: {said}: the change continues; retrying", file=sys.stderr, flush=True)
+                message = str(error) or type(error).__name__
+                print(f"kvstore: {message}: the change continues; retrying", file=sys.stderr, flush=True)
             elif now - self._away_since > OUTAGE_S_MAX:
                 raise
             return None

@@ -268,13 +268,13 @@ async def _reachable(address: str) -> str:
     nameless = [f"{host} ({answer.strerror})" for host, answer in answered if isinstance(answer, socket.gaierror)]
     if all(answer is False or isinstance(answer, socket.gaierror) for answer in answers):
         refusing = [host for host, answer in answered if answer is False]
-        said = [f"cannot resolve {', '.join(nameless)}"] if nameless else []
+        problems = [f"cannot resolve {', '.join(nameless)}"] if nameless else []
         if refusing:
-            said.append(
+            problems.append(
                 f"no {found.kind.shown} listens at {','.join(refusing)}; "
                 "`kvstore status --server HOST:PORT` shows the cluster without it"
             )
-        raise Unavailable("; ".join(said))
+        raise Unavailable("; ".join(problems))
     hosts = [host for host, answer in answered if answer is True]
     return address.replace(",".join(found.hosts), ",".join(hosts)) if hosts else address
 

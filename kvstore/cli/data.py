@@ -227,11 +227,11 @@ def delete_prefix(
     if not yes:
         confirm(f"Delete {there} keys that begin with {printable(wanted)}")
 
-    def tell(progress: Deleted) -> None:
+    def print_progress(progress: Deleted) -> None:
         rest = "" if progress.token is None else f"; continue with --token {progress.token}"
         print(f"kvstore: {progress.total} of {there} keys deleted{rest}", file=sys.stderr)
 
-    deleted = _with_client(config, lambda client: client.delete_prefix(wanted, token=token, on_progress=tell))
+    deleted = _with_client(config, lambda client: client.delete_prefix(wanted, token=token, on_progress=print_progress))
     print(as_json({"deleted": deleted}) if json else deleted)
 
 

@@ -99,12 +99,12 @@ def as_text(report: FsckReport, *, notes: bool) -> str:
     advice = report.advice()
     if advice:
         lines += ["", "What to do:", *(f"  - {each}" for each in advice)]
-    looked_at = (
+    checked = (
         f"{report.partitions} partitions, {report.ledgers} ledgers, {report.entries} entries in {report.copies} copies"
     )
     if report.others:
-        looked_at += f"; {report.others} ledgers outside of the partitions' logs, whose entries were not read"
+        checked += f"; {report.others} ledgers outside of the partitions' logs, whose entries were not read"
     hidden = report.count(Severity.NOTE)
     more = f", {hidden} {'note' if hidden == 1 else 'notes'} (--notes shows them)" if hidden and not notes else ""
-    counts = f"{report.errors} errors, {report.warnings} warnings{more}; checked {looked_at}"
+    counts = f"{report.errors} errors, {report.warnings} warnings{more}; checked {checked}"
     return "\n".join([*lines, *([""] if lines else []), f"{report.verdict}. {counts}"])

@@ -75,7 +75,7 @@ def _ask_all(stub: AdminStub, timeout_s: float) -> list[dict[str, Any]]:
         first = page.next if page.HasField("next") else None
     if page.from_leaders:
         lacking = f"; the leaders of {', '.join(page.unknown)} do not answer" if page.unknown else ""
-        _say_from_leaders(f"the ledgers that the partitions' leaders know of{lacking}")
+        _print_from_leaders(f"the ledgers that the partitions' leaders know of{lacking}")
     return rows
 
 
@@ -102,7 +102,7 @@ def show(
 
         answer = stub.Ledger(LedgerRequest(ledger=ledger), timeout=timeout_s)
         if answer.from_leaders:
-            _say_from_leaders("the metadata that the leader of its log knows")
+            _print_from_leaders("the metadata that the leader of its log knows")
         reported = answer.ledger
         details: dict[str, Any] = {
             "version": None if answer.from_leaders else reported.version,
@@ -116,7 +116,7 @@ def show(
     print(as_json(found) if json else as_table([{"what": name, "value": value} for name, value in found.items()]))
 
 
-def _say_from_leaders(what: str) -> None:
+def _print_from_leaders(what: str) -> None:
     typer.echo(f"kvstore: servers cannot reach the metadata store; showing {what}", err=True)
 
 
@@ -222,9 +222,9 @@ def give_up(
             await view.refresh()
         return await abandonment.abandon(LedgerId(ledger), tools.env.clock.date_ms(), loss)
 
-    loss, mended = with_tools(cluster, work)
+    loss, result = with_tools(cluster, work)
     if json:
-        given_up = {"given_up": mended is not None, "is_whole": mended is None or mended.is_whole}
+        given_up = {"given_up": result is not None, "is_complete": result is None or result.is_complete}
         print(
             as_json(
                 {
@@ -238,9 +238,9 @@ def give_up(
             )
         )
     else:
-        print("every entry has a good copy; nothing is lost" if mended is None else _what_is_lost(loss))
-    if mended is not None and not mended.is_whole:
-        typer.echo(f"not all entries are copied yet: it {mended.reason}", err=True)
+        print("every entry has a good copy; nothing is lost" if result is None else _what_is_lost(loss))
+    if result is not None and not result.is_complete:
+        typer.echo(f"not all entries are copied yet: it {result.reason}", err=True)
         raise typer.Exit(1)
 
 
@@ -316,7 +316,7 @@ def _entry_row(entry: EntryId, copies: dict[BookieId, bytes | None]) -> dict[str
         return row
     row["bytes"] = len(payload)
     try:
-        said = entries.decode(payload)
+        decoded = entries.decode(payload)
     except Corrupted:
         return row
-    return row | {"epoch": said.epoch, "first_seq": said.first_seq, "mutations": len(said.keys)}
+    return row | {"epoch": decoded.epoch, "first_seq": decoded.first_seq, "mutations": len(decoded.keys)}

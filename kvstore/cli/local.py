@@ -123,16 +123,16 @@ def up(
 def _run_up(wish: UpOptions, *, detach: bool, json: bool) -> None:
     from kvstore.devcluster.local import LocalCluster
 
-    cluster, stop = LocalCluster(wish.data_dir, _say), f"{own_command()} down{data_dir_option(wish.data_dir)}"
+    cluster, stop = LocalCluster(wish.data_dir, _print), f"{own_command()} down{data_dir_option(wish.data_dir)}"
     was_running = cluster.is_running()
     try:
         found = cluster.up(wish)
     except KeyboardInterrupt:
-        _say(f"interrupted; processes that were started keep running. To stop them, run: {stop}")
+        _print(f"interrupted; processes that were started keep running. To stop them, run: {stop}")
         raise
     print(as_json(found.document()) if json else _welcome(found, wish.data_dir), flush=True)
     if was_running and not detach:
-        _say(f"the cluster was already running and keeps running. To stop it, run: {stop}")
+        _print(f"the cluster was already running and keeps running. To stop it, run: {stop}")
     elif not detach:
         _wait_for_interrupt()
         cluster.down()
@@ -142,7 +142,7 @@ def down(data_dir: DataDir = Path("data"), json: Json = False) -> None:
     """Stop every process of the local cluster; its data stays"""
     from kvstore.devcluster.local import LocalCluster
 
-    stopped = LocalCluster(data_dir, _say).down()
+    stopped = LocalCluster(data_dir, _print).down()
     if json:
         print(as_json({"stopped": stopped}))
     elif stopped:
@@ -210,12 +210,12 @@ def undrain(nodes: NodeIds, cluster: ClusterOptions = LOCAL, json: Json = False)
     from kvstore.proto.admin_pb2 import ChangeReplicasRequest
 
     answers = [change_replicas(ChangeReplicasRequest(undrain=node), cluster) for node in nodes]
-    said = {node: _serve_again(node, cluster) for node in nodes}
+    outcomes = {node: _serve_again(node, cluster) for node in nodes}
     if json:
-        states = {node: each.name.lower() for node, each in said.items()}
+        states = {node: each.name.lower() for node, each in outcomes.items()}
         print(as_json({**status_document(answers[-1]), "nodes": states}))
     else:
-        print(status_text(answers[-1]), "", *(f"{node} {each.value}" for node, each in said.items()), sep="\n")
+        print(status_text(answers[-1]), "", *(f"{node} {each.value}" for node, each in outcomes.items()), sep="\n")
 
 
 class _Undrained(Enum):
@@ -380,7 +380,7 @@ def _secure_clients(found: ClusterFile, folder: SecureFolder, data_dir: Path) ->
 
 
 def _wait_for_interrupt() -> None:
-    _say("\nrunning; stop it with Ctrl-C (--detach returns instead)")
+    _print("\nrunning; stop it with Ctrl-C (--detach returns instead)")
     ends = {signal.SIGINT, signal.SIGTERM}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # otherwise SIGTERM would end only this process
     with suppress(KeyboardInterrupt):
@@ -388,5 +388,5 @@ def _wait_for_interrupt() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(line, file=sys.stderr)

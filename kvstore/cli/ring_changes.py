@@ -297,7 +297,7 @@ def _steer(request: admin_pb2.ChangeRingRequest, cluster: ClusterOptions, *, jso
 
 def _follow(cluster: ClusterOptions, *, quiet: bool) -> admin_pb2.RingStatusResponse:
     """Wait until no move is left. Return the status."""
-    show, is_reported = _say if sys.stderr.isatty() and not quiet else _say_nothing, False
+    show, is_reported = _print if sys.stderr.isatty() and not quiet else _print_nothing, False
     tolerance = OutageTolerance()
     while (found := tolerance.poll(lambda: ring_status(cluster))) is None or found.moves:
         if found is not None:
@@ -312,11 +312,11 @@ def _follow(cluster: ClusterOptions, *, quiet: bool) -> admin_pb2.RingStatusResp
     return found
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(text, end="", file=sys.stderr, flush=True)
 
 
-def _say_nothing(_: str) -> None:
+def _print_nothing(_: str) -> None:
     """Print nothing, because standard error is not a terminal."""
 
 

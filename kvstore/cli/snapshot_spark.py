@@ -133,13 +133,13 @@ def spark(
         master = f"local[{one_attempt[1]},{ATTEMPTS}]"
     niceness = niceness if master.startswith("local") else 0
     progress("starting Spark", 0, None)
-    with aside() as said:
+    with aside() as output:
         try:
             session = open_session("kvstore snapshot", master=master, settings=settings, niceness=niceness)
         except StoreError:
             raise
         except Exception as error:  # whatever the launcher and the JVM raise
-            raise Unavailable(f"Spark does not start at {master}: {error_line(said()) or error}") from error
+            raise Unavailable(f"Spark does not start at {master}: {error_line(output()) or error}") from error
     _quiet_py4j()
     try:
         session.sparkContext.setLogLevel("OFF")  # errors of tasks are reported in one line at the end

@@ -291,7 +291,7 @@ class FeedReader:
         deadline = self._env.clock.now() + patience_s
         failure: StoreError = Unavailable(f"no server answered within {patience_s:g} s")
         addresses, refusals = list(dict.fromkeys((*servers, *self._config.endpoints))), LoginRefusals()
-        said: StoreError | None = None
+        answered: StoreError | None = None
         """The last answer of a server that accepted the login."""
         unknown: OutcomeUnknown | None = None
         for address in self._turns(addresses):
@@ -304,7 +304,7 @@ class FeedReader:
             except grpc.RpcError as error:
                 failure = from_rpc_error(error)
                 if is_answered(error) and not isinstance(failure, NotAuthenticated):
-                    said = failure
+                    answered = failure
                 if isinstance(failure, OutcomeUnknown) and not is_read:
                     unknown = failure
                 self._forget(address, error)
@@ -313,14 +313,14 @@ class FeedReader:
             except Unavailable as error:
                 if self._closing.is_set():
                     raise
-                said = failure = Unavailable(f"{address}: {error}")  # an answer of another cluster
+                answered = failure = Unavailable(f"{address}: {error}")  # an answer of another cluster
             except (OSError, ConfigError) as error:  # a certificate or password file may be missing for a moment
                 failure = Unavailable(f"{address}: {error}")
             failure = refusals.judge(address, failure, addresses, has_served=has_served)
             if not isinstance(failure, Retryable | OutcomeUnknown):
                 raise failure
         # The time of the last call may have ended together with the caller's, so its error counts least.
-        failure = unknown or said or refusals.error_or_none(addresses, is_late=True) or failure
+        failure = unknown or answered or refusals.error_or_none(addresses, is_late=True) or failure
         raise Unavailable(str(failure)) if isinstance(failure, OutcomeUnknown) and is_read else failure
 
     def _turns(self, addresses: Sequence[str]) -> Iterator[str]:

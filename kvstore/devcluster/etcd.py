@@ -122,13 +122,15 @@ def find_etcd() -> Path:
             "--metadata"
         )
     try:
-        said = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=_ASK_TIMEOUT_S, check=False)
+        result = subprocess.run(
+            [found, "--version"], capture_output=True, text=True, timeout=_ASK_TIMEOUT_S, check=False
+        )
     except subprocess.TimeoutExpired:
         raise ConfigError(f"{found} --version did not answer within {_ASK_TIMEOUT_S:g} s") from None
-    version = re.search(r"etcd Version: (\d+)\.(\d+)", said.stdout)
+    version = re.search(r"etcd Version: (\d+)\.(\d+)", result.stdout)
     if version is None or tuple(map(int, version.groups())) < VERSION_MIN:
         wanted = ".".join(map(str, VERSION_MIN))
-        raise ConfigError(f"{found}: expected etcd {wanted} or newer, got {said.stdout.splitlines()[:1]}")
+        raise ConfigError(f"{found}: expected etcd {wanted} or newer, got {result.stdout.splitlines()[:1]}")
     return Path(found)
 
 

@@ -83,7 +83,7 @@ class LocalCluster:
         self._found_running: set[str] = set()
         """Nodes that were already running when this `up` began. Such a node may have received SIGTERM and still be
         stopping."""
-        self._said_before: dict[Path, int] = {}
+        self._sizes_before: dict[Path, int] = {}
         """Size of each output file before its node was last started here."""
 
     def load(self) -> ClusterFile:
@@ -186,7 +186,7 @@ class LocalCluster:
             self._complete(config, cluster)
         else:
             replace_file(config, toml.to_toml(layout.node_config(cluster, node, self.data_dir)))
-        self._said_before |= {path: path.stat().st_size for path in self._outputs(name) if path.exists()}
+        self._sizes_before |= {path: path.stat().st_size for path in self._outputs(name) if path.exists()}
         pid = self._spawn(name, self._command(node))
         self._found_running.discard(name)
         self._record.save(cluster.with_pid(name, pid))
@@ -369,9 +369,11 @@ class LocalCluster:
         while not http_ok(node.http, "/clusterz", secure):
             self._start_ended()
             if time.monotonic() > deadline:
-                said = refusal(node.http, "/clusterz", secure)
+                reported = refusal(node.http, "/clusterz", secure)
                 why = (
-                    f", it reports: {said}" if said else f" and answers nothing; if it hangs, run `kill -9 {node.pid}`"
+                    f", it reports: {reported}"
+                    if reported
+                    else f" and answers nothing; if it hangs, run `kill -9 {node.pid}`"
                 )
                 raise Unavailable(
                     f"node {node.id} is not ready after {timeout_s:g} s{why}; see "
@@ -403,7 +405,7 @@ class LocalCluster:
 
     def _last_output(self, name: str) -> str:
         """Return the last output of the node's current process, without the output of earlier processes."""
-        texts = [text_after(path, self._said_before.get(path, 0)) for path in self._outputs(name) if path.exists()]
+        texts = [text_after(path, self._sizes_before.get(path, 0)) for path in self._outputs(name) if path.exists()]
         return "\n".join("\n".join(text.splitlines()[-8:]) for text in texts if text) or "nothing"
 
     def is_running(self) -> bool:

@@ -12,7 +12,7 @@ from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
 from kvstore.devcluster.secure_folder import SecureFolder
 
 _TIMEOUT_S = 2
-_SAID_BYTES_MAX = 500
+_BODY_BYTES_MAX = 500
 
 
 def http_ok(address: str, path: str, secure: SecureFolder | None = None) -> bool:
@@ -29,7 +29,7 @@ def refusal(address: str, path: str, secure: SecureFolder | None = None) -> str:
         _get(address, path, secure)
     except HTTPError as error:
         with suppress(OSError, HTTPException), error:
-            return " ".join(error.read(_SAID_BYTES_MAX).decode(errors="replace").split())
+            return " ".join(error.read(_BODY_BYTES_MAX).decode(errors="replace").split())
     except (URLError, OSError, HTTPException):
         pass
     return ""

@@ -62,15 +62,15 @@ client authenticates do not count."""
 BEGUN_MAX, BEGUN_S = 4, 0.005
 """Maximum number of handshakes of one port that begin within BEGUN_S seconds. Each takes a signature: if all slots were
 assigned in one turn of the event loop, everything else in it would wait for all of them."""
-CLOSED_MAX, CLOSED_REST_S = 8, 0.02
-"""After closing CLOSED_MAX connections for lack of waiting slots the port accepts nothing for CLOSED_REST_S seconds,
+CLOSED_MAX, CLOSED_PAUSE_S = 8, 0.02
+"""After closing CLOSED_MAX connections for lack of waiting slots the port accepts nothing for CLOSED_PAUSE_S seconds,
 and newcomers wait in the kernel. Otherwise peers that reconnect as fast as they are closed would take the event loop
 from clients. With 4, clients and probes from known networks waited in the kernel for 300 ms behind these peers."""
 DISPLACING_PER_S, DISPLACING_SAVED = 20, 20
 """Connections of unknown networks that may displace a waiting one in a second, although others of their network wait at
 the port, and the maximum number of saved ones. Further connections of such networks are closed at once, which takes a
 third of the time."""
-REST_S = 0.1
+PAUSE_S = 0.1
 """Pause of accepting when there is no capacity, in seconds."""
 FILES_SHARE, FILES_MAX = 4, 1024
 """Descriptors that are reserved for files: a quarter of those that the process may have, at most FILES_MAX."""
@@ -78,9 +78,9 @@ SILENT_S, ASK_S, ASKS = 60, 20, 3
 """Keepalive: after SILENT_S seconds of silence the kernel probes the peer every ASK_S seconds, and drops the connection
 after ASKS probes without an answer. Otherwise a connection to a machine that lost power would be held forever. If data
 were sent, the kernel drops the connection by itself after a quarter of an hour."""
-SAY_S = 10.0
+LOG_S = 10.0
 """Minimum time between two log lines about one port, in seconds."""
-SAY_PLAIN_S = 60.0
+LOG_PLAIN_S = 60.0
 """Minimum time between two log lines that name a client without TLS, in seconds."""
 
 
@@ -156,8 +156,8 @@ class Acceptor:
         self._begun = 0
         """Number of handshakes that have begun within BEGUN_S."""
         self._timer: asyncio.TimerHandle | None = None
-        self._said_at = -SAY_S
-        self._plain_said_at = -SAY_PLAIN_S
+        self._logged_at = -LOG_S
+        self._plain_logged_at = -LOG_PLAIN_S
         self._is_closed = False
 
     @property
@@ -189,7 +189,7 @@ class Acceptor:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 break
             except OSError as error:
-                return self._rest(reason_of(error, "accept"), REST_S)
+                return self._pause(reason_of(error, "accept"), PAUSE_S)
             if sock.fileno() >= files_max:
                 self._accepted.refused += 1
                 refused = True
@@ -197,14 +197,14 @@ class Acceptor:
             else:
                 closed += self._open(sock, network_of(address[0]))
             if closed == CLOSED_MAX:
-                return self._rest(f"{len(self._waiting)} connections wait for their TLS handshake", CLOSED_REST_S)
+                return self._pause(f"{len(self._waiting)} connections wait for their TLS handshake", CLOSED_PAUSE_S)
         if refused:
-            self._rest(f"{files_max} descriptors are taken, and the others are reserved for files", REST_S)
+            self._pause(f"{files_max} descriptors are taken, and the others are reserved for files", PAUSE_S)
 
-    def _rest(self, reason: str, delay_s: float) -> None:
+    def _pause(self, reason: str, delay_s: float) -> None:
         now = self._loop.time()
-        if now - self._said_at >= SAY_S:
-            self._said_at = now
+        if now - self._logged_at >= LOG_S:
+            self._logged_at = now
             log.warning("port %d is flooded: %s", self._socket.getsockname()[1], reason)
         self._loop.remove_reader(self._socket.fileno())
         self._timer = self._loop.call_later(delay_s, self._resume_accepting)
@@ -379,8 +379,8 @@ class Acceptor:
     def _note_plain(self, sock: socket.socket) -> None:
         self._accepted.plain += 1
         now = self._loop.time()
-        if now - self._plain_said_at >= SAY_PLAIN_S:
-            self._plain_said_at = now
+        if now - self._plain_logged_at >= LOG_PLAIN_S:
+            self._plain_logged_at = now
             with suppress(OSError):
                 port, caller = sock.getsockname()[1], sock.getpeername()[0]
                 log.warning("port %d: %s connects without TLS; the mode is prefer, which allows it", port, caller)

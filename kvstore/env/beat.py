@@ -14,7 +14,7 @@ class Beat:
         """Return the delay of work that is due in about this many seconds."""
         return seconds
 
-    async def rest(self, seconds: float) -> None:
+    async def pause(self, seconds: float) -> None:
         await asyncio.sleep(self.delay_s(seconds))
 
 

@@ -40,8 +40,8 @@ class Certificates:
         self.plain = 0
         """Connections without TLS at gRPC's port, where TLS is preferred. The transport counts those of other ports."""
         self._stamp: _Stamp = self._stamped()
-        self._said = ""
-        self._said_days: int | None = None
+        self._logged_error = ""
+        self._warned_days: int | None = None
         self._changed: list[Callable[[], None]] = []
         self._read()
 
@@ -59,13 +59,13 @@ class Certificates:
             self._read()
         except OSError as error:
             self.is_failing = True
-            if str(error) != self._said:
-                self._said = str(error)
+            if str(error) != self._logged_error:
+                self._logged_error = str(error)
                 log.error("cannot use the changed certificate files, keeping the old ones: %s", error)
             return False
         if stamp != self._stamped():
             return False  # the files may have changed while they were read: the next check loads them
-        self._stamp, self._said, self.is_failing = stamp, "", False
+        self._stamp, self._logged_error, self.is_failing = stamp, "", False
         self.reads += 1
         log.info("loaded new certificate files, valid until %s", self.expires)
         for changed in self._changed:
@@ -86,9 +86,9 @@ class Certificates:
     def warn(self) -> None:
         """Log once a day that the certificate will expire soon, or has expired."""
         days = int(self.left_s // _DAY_S)
-        if self.left_s >= WARN_S or days == self._said_days:
+        if self.left_s >= WARN_S or days == self._warned_days:
             return
-        self._said_days = days
+        self._warned_days = days
         if fault := self.fault():
             log.error("%s", fault)
         else:

@@ -207,9 +207,9 @@ class _Head:
 
 
 def _as_text(logger: Any, method: str, event: EventDict) -> str:
-    created, level, name, _, said = event["head"]
+    created, level, name, _, message = event["head"]
     date = datetime.fromtimestamp(created).astimezone()
-    line = f"{date:%Y-%m-%d %H:%M:%S},{date.microsecond // 1000:03d} {level} {name} {on_one_line(said)}"
+    line = f"{date:%Y-%m-%d %H:%M:%S},{date.microsecond // 1000:03d} {level} {name} {on_one_line(message)}"
     return f"{line}\n{event['trace']}" if event["trace"] else line
 
 
@@ -218,14 +218,14 @@ def _as_shared_text(logger: Any, method: str, event: EventDict) -> str:
 
 
 def _as_json(logger: Any, method: str, event: EventDict) -> str:
-    created, level, name, process, said = event["head"]
+    created, level, name, process, message = event["head"]
     date = datetime.fromtimestamp(created, UTC)
     line = {
         "time": f"{date:%Y-%m-%dT%H:%M:%S}.{date.microsecond // 1000:03d}Z",
         "level": level,
         "logger": name,
         "process": process,
-        "event": said,
+        "event": message,
         **event["fields"],
     }
     if event["trace"]:
@@ -237,8 +237,8 @@ def _as_json(logger: Any, method: str, event: EventDict) -> str:
 
 
 def _about_limit(name: str, text: object, count: int) -> logging.LogRecord:
-    said = "left out %d lines within %d s of: %s"
-    record = logging.LogRecord(name, logging.WARNING, "", 0, said, (count, round(WINDOW_S), str(text)), None)
+    message = "left out %d lines within %d s of: %s"
+    record = logging.LogRecord(name, logging.WARNING, "", 0, message, (count, round(WINDOW_S), str(text)), None)
     record.is_about_limit = True
     record.fields = {"left_out": count}
     return record

@@ -90,7 +90,14 @@ class SlowLog:
         shown = " ".join(f"{part}_ms={seconds * 1000:.1f}" for part, seconds in parts.items())
         log.info(
             "slow at=%s operation=%s key=%s partition=%s took_ms=%.1f operations=%d starved=%.2f %s",
-            *(at, operation, name, partition, took_s * 1000, operations, found.starved, shown),
+            at,
+            operation,
+            name,
+            partition,
+            took_s * 1000,
+            operations,
+            found.starved,
+            shown,
             extra={"fields": {f"{part}_ms": round(seconds * 1000, 1) for part, seconds in parts.items()}},
         )
 

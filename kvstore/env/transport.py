@@ -89,7 +89,10 @@ class TcpTransport:
         tls = self._lenient if is_lenient else self._serving
         acceptors = [
             Acceptor(
-                *(each, factory, tls, self._accepted),
+                each,
+                factory,
+                tls,
+                self._accepted,
                 is_vital=is_vital,
                 prelude=prelude,
                 admits_plain=self._admits_plain,

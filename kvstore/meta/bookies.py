@@ -15,7 +15,7 @@ from kvstore.types import BookieId
 
 log = logging.getLogger(__name__)
 
-LOOK_AGAIN_S = 30.0
+RECHECK_S = 30.0
 
 
 class BookieView:
@@ -68,7 +68,7 @@ class BookieView:
         self._hint.set()  # for changes between the first read and the watches
         try:
             while True:
-                await wait_within(self._hint, LOOK_AGAIN_S)
+                await wait_within(self._hint, RECHECK_S)
                 self._hint.clear()
                 try:
                     await self.refresh()

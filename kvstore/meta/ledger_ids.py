@@ -35,7 +35,7 @@ class FormerCount:
     """True if the counter itself was read. Otherwise `to` is the first id behind the ledgers of the file, and later ids
     may have been assigned to ledgers that were deleted."""
 
-    def lacks(self, ledger: int) -> bool:
+    def has_not_reached(self, ledger: int) -> bool:
         """Return True if the counter had not reached this id of its range."""
         return self.to <= ledger and ledger >> RANGE_BITS == self.to >> RANGE_BITS
 
@@ -52,15 +52,17 @@ class LedgerIdCount:
     def never_gave(self, ledger: int) -> bool:
         """Return True if a ledger with this id proves that a later copy of the metadata exists. Valid only for
         ledgers whose creator did not choose the id."""
-        return self.to <= ledger or any(each.is_sure and each.lacks(ledger) for each in self.former)
+        return self.to <= ledger or any(each.is_sure and each.has_not_reached(ledger) for each in self.former)
 
-    def may_lack(self, ledger: int) -> bool:
+    def may_be_missing(self, ledger: int) -> bool:
         """Return True if a ledger with this id, whoever created it, may come from a later copy of the metadata.
 
         Creators may choose ids, as Apache's clients do. Such ids are usually in another range far above the counter,
         and prove nothing.
         """
-        return FormerCount(self.to, True).lacks(ledger) or any(each.lacks(ledger) for each in self.former)
+        return FormerCount(self.to, True).has_not_reached(ledger) or any(
+            each.has_not_reached(ledger) for each in self.former
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -223,8 +223,8 @@ class UsageAnswer(Struct, array_like=True, frozen=True):
 _decoder = msgspec.msgpack.Decoder(UsageAnswer)
 
 
-def encode(said: UsageAnswer) -> bytes:
-    return msgspec.msgpack.encode(said)
+def encode(answer: UsageAnswer) -> bytes:
+    return msgspec.msgpack.encode(answer)
 
 
 def decode(body: bytes) -> UsageAnswer:

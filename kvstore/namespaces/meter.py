@@ -27,13 +27,13 @@ class UsageStep(NamedTuple):
 class Meter:
     """Measures one log entry while it is built."""
 
-    __slots__ = ("_book", "_is_together", "_used", "steps")
+    __slots__ = ("_book", "_is_atomic", "_used", "steps")
 
     def __init__(self, book: Book) -> None:
         self._book = book
         self._used: dict[str, Amount] = {}
         """Usage of the touched namespaces, including what this entry adds."""
-        self._is_together = False
+        self._is_atomic = False
         self.steps: list[UsageStep] = []
 
     # docs/protocol.md N1
@@ -44,7 +44,7 @@ class Meter:
         if namespace is None:
             return
         keys, more = (1, len(key) + value_bytes) if old_bytes is None else (0, value_bytes - old_bytes)
-        if not self._is_together:
+        if not self._is_atomic:
             self._check(namespace, keys, more)
         if keys or more:
             self._add(UsageStep(key, namespace, keys, more))
@@ -71,15 +71,15 @@ class Meter:
         namespace = self._book.find(key)
         return 0 if namespace is None or not namespace.ttl_ms else now_ms + namespace.ttl_ms
 
-    def begin(self, *, is_together: bool) -> int:
+    def begin(self, *, is_atomic: bool) -> int:
         """Begin a unit of mutations that can be undone as a whole, and return its mark for `end` and `undo`. With
-        `is_together`, quotas are checked once for the whole unit, in `end`, rather than for each mutation."""
-        self._is_together = is_together
+        `is_atomic`, quotas are checked once for the whole unit, in `end`, rather than for each mutation."""
+        self._is_atomic = is_atomic
         return len(self.steps)
 
     def end(self, mark: int) -> None:
         """Finish the unit that began at `mark`. Raises QuotaExceeded if the unit as a whole exceeds a quota."""
-        if self._is_together:
+        if self._is_atomic:
             added: dict[str, Amount] = {}
             for _, namespace, keys, more in self.steps[mark:]:
                 amount = added.setdefault(namespace.name, Amount())
@@ -88,7 +88,7 @@ class Meter:
             for namespace in self._book.table.namespaces:
                 if (amount_or_none := added.get(namespace.name)) is not None:
                     self._check(namespace, amount_or_none.keys, amount_or_none.bytes, is_added=True)
-            self._is_together = False
+            self._is_atomic = False
 
     def undo(self, mark: int) -> None:
         """Undo all mutations recorded since `mark`."""
@@ -97,7 +97,7 @@ class Meter:
             used.keys -= keys
             used.bytes -= more
         del self.steps[mark:]
-        self._is_together = False
+        self._is_atomic = False
 
     def _add(self, step: UsageStep) -> None:
         used = self._used_by(step.namespace.name)

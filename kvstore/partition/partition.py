@@ -98,8 +98,20 @@ class Partition:
         self._trials = Investigations(env, partition, server, peers, self.state, replicas, self._claims.trusted)
         self._tail = Tail(partition, self.state, logs, self._install_snapshot)
         self._replica = Replica(
-            *(env, config, partition, server, self._claims, logs, peers, self.state, self._tail),
-            *(replicas, self._note_leader, turns, self._leader_of, self._trials),
+            env,
+            config,
+            partition,
+            server,
+            self._claims,
+            logs,
+            peers,
+            self.state,
+            self._tail,
+            replicas,
+            self._note_leader,
+            turns,
+            self._leader_of,
+            self._trials,
         )
         self._redirect, self._on_leader, self._rings, self._book = redirect, on_leader, rings, book
         self._participants = participants
@@ -364,7 +376,7 @@ class Partition:
             published = await self._claims.published()
         except MetadataError:
             return None
-        return [said.seq for server, said in published.items() if server != self._server]
+        return [replica.seq for server, replica in published.items() if server != self._server]
 
     async def _answer_peer(self, server: ServerId, method: str, body: bytes) -> bytes:
         self._tail.catch_up()

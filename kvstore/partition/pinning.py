@@ -132,7 +132,7 @@ class Pinning:
     async def _expire_periodically(self) -> None:
         seen = 0
         while True:
-            await self._env.beat.rest(EXPIRE_S if self._state.pinned_views.by_pin else IDLE_S)
+            await self._env.beat.pause(EXPIRE_S if self._state.pinned_views.by_pin else IDLE_S)
             self.held()
             if self._state.pinned_views.expired != seen and self._leading() is not None:
                 try:
@@ -157,7 +157,7 @@ class Pinning:
 
     async def _end_given_back_periodically(self) -> None:
         while True:
-            await self._env.beat.rest(GIVEN_BACK_S)
+            await self._env.beat.pause(GIVEN_BACK_S)
             await self.end_given_back()
 
     async def answer(self, method: str, body: bytes) -> bytes:

@@ -2374,6 +2374,7 @@ class NodeReport(_message.Message):
     REFUSED_BY_FIELD_NUMBER: _builtins.int
     USERS_LIKE_NODES_FIELD_NUMBER: _builtins.int
     BALANCE_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_AGE_MAX_S_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     version: _builtins.str
     zone: _builtins.str
@@ -2397,6 +2398,10 @@ class NodeReport(_message.Message):
     """Share of the recent time in which the event loop was ready but got no processor."""
     date_behind_s: _builtins.float
     """Seconds by which the wall clocks of a majority are ahead of this node's clock; 0 while no majority agrees."""
+    snapshot_age_max_s: _builtins.float
+    """Maximum age of the last snapshot in seconds. 0 if there is no limit, or if the node has not read yet whether there
+    is a snapshot.
+    """
     @_builtins.property
     def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -2485,10 +2490,11 @@ class NodeReport(_message.Message):
         refused_by: _abc.Iterable[Global___Refusal] | None = ...,
         users_like_nodes: _abc.Iterable[_builtins.str] | None = ...,
         balance: Global___BalanceReport | None = ...,
+        snapshot_age_max_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["balance", b"balance", "bookie", b"bookie", "copies", b"copies", "disk", b"disk", "metadata", b"metadata", "repair", b"repair", "snapshot", b"snapshot", "tls", b"tls"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_on", b"access_on", "balance", b"balance", "bookie", b"bookie", "bookies_lost", b"bookies_lost", "copied", b"copied", "copies", b"copies", "date_behind_s", b"date_behind_s", "date_doubt", b"date_doubt", "disk", b"disk", "draining", b"draining", "grpc", b"grpc", "http", b"http", "id", b"id", "is_auditor", b"is_auditor", "latencies", b"latencies", "loop_starved", b"loop_starved", "metadata", b"metadata", "not_ready", b"not_ready", "refused_by", b"refused_by", "repair", b"repair", "replicas", b"replicas", "resident_bytes", b"resident_bytes", "resp", b"resp", "ring_version", b"ring_version", "roles", b"roles", "snapshot", b"snapshot", "tls", b"tls", "uptime_s", b"uptime_s", "users_like_nodes", b"users_like_nodes", "version", b"version", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_on", b"access_on", "balance", b"balance", "bookie", b"bookie", "bookies_lost", b"bookies_lost", "copied", b"copied", "copies", b"copies", "date_behind_s", b"date_behind_s", "date_doubt", b"date_doubt", "disk", b"disk", "draining", b"draining", "grpc", b"grpc", "http", b"http", "id", b"id", "is_auditor", b"is_auditor", "latencies", b"latencies", "loop_starved", b"loop_starved", "metadata", b"metadata", "not_ready", b"not_ready", "refused_by", b"refused_by", "repair", b"repair", "replicas", b"replicas", "resident_bytes", b"resident_bytes", "resp", b"resp", "ring_version", b"ring_version", "roles", b"roles", "snapshot", b"snapshot", "snapshot_age_max_s", b"snapshot_age_max_s", "tls", b"tls", "uptime_s", b"uptime_s", "users_like_nodes", b"users_like_nodes", "version", b"version", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3175,6 +3181,93 @@ class StandingDecision(_message.Message):
 Global___StandingDecision: _TypeAlias = StandingDecision  # noqa: Y015
 
 @_typing.final
+class ClientsReport(_message.Message):
+    """The clients of one node, as the dashboards of the other nodes show them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class CountsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    CONNECTIONS_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def connections(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientConnection]:
+        """Connections to the Redis port."""
+
+    @_builtins.property
+    def counts(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Numbers of clients by statistic of the server, such as `session_streams`."""
+
+    def __init__(
+        self,
+        *,
+        connections: _abc.Iterable[Global___ClientConnection] | None = ...,
+        counts: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["connections", b"connections", "counts", b"counts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClientsReport: _TypeAlias = ClientsReport  # noqa: Y015
+
+@_typing.final
+class ClientConnection(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    LIBRARY_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    address: _builtins.str
+    name: _builtins.bytes
+    """The name and the library that the client gave."""
+    library: _builtins.bytes
+    user: _builtins.str
+    """Empty if the client has not authenticated."""
+    protocol: _builtins.int
+    """2 or 3, the version of RESP."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        address: _builtins.str = ...,
+        name: _builtins.bytes = ...,
+        library: _builtins.bytes = ...,
+        user: _builtins.str = ...,
+        protocol: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "id", b"id", "library", b"library", "name", b"name", "protocol", b"protocol", "user", b"user"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClientConnection: _TypeAlias = ClientConnection  # noqa: Y015
+
+@_typing.final
 class AbandonTransactionsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -3307,6 +3400,7 @@ class ClusterReport(_message.Message):
     NAMESPACES_FIELD_NUMBER: _builtins.int
     COPIES_FIELD_NUMBER: _builtins.int
     BALANCE_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_AGE_MAX_S_FIELD_NUMBER: _builtins.int
     server: _builtins.str
     """The answering server, and its clock."""
     date_ms: _builtins.int
@@ -3318,6 +3412,8 @@ class ClusterReport(_message.Message):
     """The cluster version that all servers support, as the answering server knows it; 0 if that server is too old to
     report it.
     """
+    snapshot_age_max_s: _builtins.float
+    """The smallest limit of the answering servers, in seconds; 0 if none has a limit."""
     @_builtins.property
     def health(self) -> Global___Health:
         """The worst of the findings, in one line."""
@@ -3377,10 +3473,11 @@ class ClusterReport(_message.Message):
         namespaces: _abc.Iterable[Global___Namespace] | None = ...,
         copies: Global___CopiesReport | None = ...,
         balance: Global___BalanceReport | None = ...,
+        snapshot_age_max_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["balance", b"balance", "copies", b"copies", "health", b"health", "metadata", b"metadata", "repair", b"repair", "ring", b"ring", "snapshot", b"snapshot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_on", b"access_on", "ack_quorum", b"ack_quorum", "balance", b"balance", "bookies", b"bookies", "cluster_version", b"cluster_version", "copies", b"copies", "date_ms", b"date_ms", "ensemble_size", b"ensemble_size", "findings", b"findings", "health", b"health", "metadata", b"metadata", "namespaces", b"namespaces", "nodes", b"nodes", "partitions", b"partitions", "repair", b"repair", "ring", b"ring", "server", b"server", "snapshot", b"snapshot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_on", b"access_on", "ack_quorum", b"ack_quorum", "balance", b"balance", "bookies", b"bookies", "cluster_version", b"cluster_version", "copies", b"copies", "date_ms", b"date_ms", "ensemble_size", b"ensemble_size", "findings", b"findings", "health", b"health", "metadata", b"metadata", "namespaces", b"namespaces", "nodes", b"nodes", "partitions", b"partitions", "repair", b"repair", "ring", b"ring", "server", b"server", "snapshot", b"snapshot", "snapshot_age_max_s", b"snapshot_age_max_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -55,7 +55,7 @@ def stored_txn(payload: bytes) -> int:
         if payload[at : at + 4] != b"\x10\x00\xaa\x06" or payload[at + 5 : at + 8] != b"\x08\x00\x10":
             return -1
         txn = payload[7:at]
-        is_whole = payload[at + 4] == len(payload) - at - 5
-        return (VALUES[txn] if len(txn) < 3 else value_of(txn)) if is_whole else -1
+        is_complete = payload[at + 4] == len(payload) - at - 5
+        return (VALUES[txn] if len(txn) < 3 else value_of(txn)) if is_complete else -1
     except (IndexError, KeyError):
         return -1

@@ -82,13 +82,13 @@ def _guarded(handler: Any, calls: ServerCalls, passage: Passage) -> Any:
 
 
 def _parser(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    def parse_or_say_why(data: bytes) -> Any:
+    def parse_or_explain(data: bytes) -> Any:
         try:
             return parse(data)
         except DecodeError as error:
             return Malformed(str(error))
 
-    return parse_or_say_why
+    return parse_or_explain
 
 
 def _unary(behaviour: Behaviour, calls: ServerCalls, passage: Passage) -> Behaviour:

@@ -222,7 +222,7 @@ class Node:
             takes_copies=storage.takes_copies,
         )
 
-    def facts_of_process(self) -> dict[str, float]:
+    def process_statistics(self) -> dict[str, float]:
         """Return numbers that concern the whole process."""
         found = {
             "loop_starved": self.env.starved(),

@@ -48,7 +48,7 @@ from kvstore.server.feed.feeds import Feeds
 from kvstore.server.grpc.ring_admin import RingAdmin
 from kvstore.server.grpc.session import Sessions
 from kvstore.server.grpc.stream import SessionStreams
-from kvstore.server.hosting import AgeRetired, FindEngines, Hosting, OpenEngine, RetireEngine, SpoilEngine
+from kvstore.server.hosting import EngineStore, Hosting
 from kvstore.server.ledger_passwords import made_with, password_of
 from kvstore.server.load.sampler import LOADS, LoadSampler
 from kvstore.server.namespaces.follow import NamespaceFollower
@@ -90,25 +90,19 @@ async def serve(
     env: Env,
     store: MetadataStore,
     secret: ClusterSecret,
-    open_engine: OpenEngine,
-    retire_engine: RetireEngine | None = None,
-    find_engines: FindEngines | None = None,
-    spoil_engine: SpoilEngine | None = None,
-    age_retired: AgeRetired | None = None,
+    engines: EngineStore,
     open_listeners: Callable[[Node, AsyncExitStack], Awaitable[None]] | None = None,
     can: int = versions.LATEST,
 ) -> AsyncIterator[Node]:
     """Run a node. Leaving the context hands over its leaderships and stops it.
 
-    `retire_engine` sets aside the state of a replica that has left this server, `age_retired` ages such states and
-    removes the oldest, `find_engines` lists the states on this disk, and `spoil_engine` sets aside a damaged state.
     `open_listeners` opens what needs the real world, once operations can be accepted. `can` is the highest cluster
     version that the node supports. Raises ConfigError, OSError (an address is in use), MetadataUnavailable,
     MetadataLost.
     """
     clock = JudgedClock(env.clock, ServerId(config.id), saved_offset(env))
     slow = SlowLog(config.server.slow_ms, clock.now, clock.date_ms, env.starved)
-    write_probe = WriteProbe(env.disk, clock.now, env.beat.rest)
+    write_probe = WriteProbe(env.disk, clock.now, env.beat.pause)
     env = replace(env, clock=clock, slow=slow, writable=write_probe.check)
     traces = open_traces(config.tracing, config.id, VERSION, env)
     async with AsyncExitStack() as stack:
@@ -128,14 +122,7 @@ async def serve(
             outages = OutageWatch(node.env, node, view)
             outages.start()
             stack.push_async_callback(outages.close)
-            engines = (
-                open_engine,
-                retire_engine or (lambda _: None),
-                find_engines or list,
-                spoil_engine or (lambda _: None),
-                age_retired or (lambda *_: None),
-            )
-            _make_hosting(node, stack, logs, *engines)
+            _make_hosting(node, stack, logs, engines)
             if open_listeners is not None:
                 await open_listeners(node, stack)
             await _host(node, stack)
@@ -330,7 +317,11 @@ async def _open_server(
     node.streams = SessionStreams(sessions, config.id, authenticator, node.cluster)
     accept_peer = node.streams.with_peers(with_last_words(node.peers.accept, node.cluster, node.deaths))
     node.resp = RespServer(
-        *(env, node.backend_of("redis"), config.limits, accept_peer, node.facts),
+        env,
+        node.backend_of("redis"),
+        config.limits,
+        accept_peer,
+        node.facts,
         access=node.access,
         logins=node.logins,
         id=node.id,
@@ -397,7 +388,10 @@ async def _follow_namespaces(node: Node, stack: AsyncExitStack) -> None:
     """Load the namespaces before this server leads anything."""
     membership = node.membership
     keeper = node.namespaces = Keeper(
-        *(node.env, node.id, node.dispatcher, node.links),
+        node.env,
+        node.id,
+        node.dispatcher,
+        node.links,
         servers=lambda: membership.topology.servers,
         partitions=lambda: membership.topology.ring.partitions,
     )
@@ -409,16 +403,7 @@ async def _follow_namespaces(node: Node, stack: AsyncExitStack) -> None:
     await follower.open()
 
 
-def _make_hosting(
-    node: Node,
-    stack: AsyncExitStack,
-    logs: PartitionLogs,
-    open_engine: OpenEngine,
-    retire_engine: RetireEngine,
-    find_engines: FindEngines,
-    spoil_engine: SpoilEngine,
-    age_retired: AgeRetired,
-) -> None:
+def _make_hosting(node: Node, stack: AsyncExitStack, logs: PartitionLogs, engines: EngineStore) -> None:
     """Create the hosting of replicas and its reports before a listener can query them."""
     node.hosting = Hosting(
         node.env,
@@ -429,13 +414,9 @@ def _make_hosting(
         node.dispatcher,
         logs,
         NodePeers(node.links, node.peers),
-        open_engine,
-        retire_engine,
-        find_engines,
-        spoil_engine,
+        engines,
         node.rings,
         node.config.retired_keep_s,
-        age_retired,
         node.versions,
         node.namespaces.book,
     )
@@ -464,7 +445,12 @@ async def _host(node: Node, stack: AsyncExitStack) -> None:
     repair_after_s = node.config.repair_after_s
     keep_ms = node.config.partition.retention_ms
     node.steward = Steward(
-        *(node.env, node.id, node.store, node.membership, node.rings, node.versions),
+        node.env,
+        node.id,
+        node.store,
+        node.membership,
+        node.rings,
+        node.versions,
         repair_after_s=repair_after_s,
         keep_ms=keep_ms,
         logs_at=lambda: node.hosting.log_version,

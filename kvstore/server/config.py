@@ -95,6 +95,9 @@ class ServerConfig:
     slow_ms: Annotated[int, between(0, MS_MAX)] = 100
     """Duration in ms after which an operation is written to the slow log, with a breakdown of its time. 0 turns the
     slow log off."""
+    snapshot_age_max_s: Annotated[float, between(0, SECONDS_MAX)] = 0.0
+    """Maximum age of the last snapshot in seconds. If it is older, or if there is none, the cluster is degraded. The
+    smallest limit of all nodes counts. 0: no limit."""
     redis_flush: bool = False
     """Allow the Redis commands FLUSHDB and FLUSHALL to delete all keys of the store. Otherwise they are refused."""
 
@@ -201,7 +204,7 @@ class NodeConfig:
     limits: Limits = field(default_factory=Limits)
     """Limits after which the server refuses more work."""
     server: ServerConfig = field(default_factory=ServerConfig)
-    """Slow log and Redis options."""
+    """Slow log, age of snapshots and Redis options."""
     redis: RedisConfig = field(default_factory=RedisConfig)
     """Transactions of Redis clients."""
     storage: StorageConfig = field(default_factory=StorageConfig)

@@ -76,7 +76,7 @@ class Engines:
                 # Not synced: if a power failure undoes the step, the state is kept longer.
                 self._disk.rename(path, f"{_home(partition)}.retired-{number}-{age + seconds}")
 
-    def spoil(self, partition: PartitionId) -> None:
+    def set_damaged_aside(self, partition: PartitionId) -> None:
         """Set aside the state of a replica that others have outvoted. If a damaged state was set aside before, it is
         kept as the first evidence and this state is removed. Raises OSError."""
         if self._disk.exists(_aside(partition)):

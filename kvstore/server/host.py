@@ -162,8 +162,16 @@ class _Child:
         try:
             with theirs, _file_of(self._config) as file:
                 self._process = process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-P", "-m", "kvstore", "node", "run"),
-                    *("--config", "/dev/stdin", "--set", f"id={self.id}"),  # the id is for `ps`
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "kvstore",
+                    "node",
+                    "run",
+                    "--config",
+                    "/dev/stdin",
+                    "--set",
+                    f"id={self.id}",  # the id is for `ps`
                     stdin=file,
                     pass_fds=(theirs.fileno(),),
                     env={**os.environ, LINK: str(theirs.fileno()), WATCHDOG_USEC: str(round(HUNG_S * 1e6))},
@@ -173,11 +181,11 @@ class _Child:
                 self.signal(signal.SIGTERM)
             mine.setblocking(False)
             self._expect_message()
-            loop.add_reader(mine, self._hear, mine)
+            loop.add_reader(mine, self._read_message, mine)
             try:
                 status = await process.wait()
             finally:
-                while self._hear(mine):  # its last message says why it ended
+                while self._read_message(mine):  # its last message says why it ended
                     pass
                 self._expect_none()
                 loop.remove_reader(mine)
@@ -191,7 +199,7 @@ class _Child:
         reason = f": {self.state.removeprefix(ENDED)}" if self.state.startswith(ENDED) else ""
         return f"ended with exit code {status}{reason}"
 
-    def _hear(self, link: socket.socket) -> bool:
+    def _read_message(self, link: socket.socket) -> bool:
         """Read one message of the process. Return False if there is none."""
         try:
             data = link.recv(_MESSAGE_BYTES)

@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from kvstore import versions
 from kvstore.env import Env
@@ -31,21 +31,35 @@ from kvstore.wal.ports import Logs
 
 log = logging.getLogger(__name__)
 
-OpenEngine = Callable[[PartitionId], Engine]
-RetireEngine = Callable[[PartitionId], None]
-SpoilEngine = Callable[[PartitionId], None]
-AgeRetired = Callable[[int, float], None]
-FindEngines = Callable[[], list[PartitionId]]
-ROOM_S = 5.0
+NO_SPACE_RETRY_S = 5.0
 """Delay between attempts to start a replica on a full disk."""
 LEFT_S = 1.0
 REBUILD_DELAYS_S = (0.0, 60.0, 600.0, 3600.0)
 """Delays in seconds before a damaged copy is rebuilt, indexed by the number of earlier rebuilds."""
 AGE_S = 60
 """Step in which the age of retired states is counted. A restart may add up to one step."""
-BREATH_S = 0.03
+START_PAUSE_S = 0.03
 """Pause between starting two replicas while others serve, because opening an engine stops the event loop for about 10
 ms."""
+
+
+class EngineStore(Protocol):
+    """The states of the replicas on this server's disk. Engines implements it."""
+
+    def open(self, partition: PartitionId, /) -> Engine:
+        """Open the partition's state, or the state that was retired last."""
+
+    def retire(self, partition: PartitionId, /) -> None:
+        """Set aside everything of a replica that has left this server."""
+
+    def age_retired(self, seconds: int, keep_s: float, /) -> None:
+        """Age the retired states by `seconds` and remove those of at least `keep_s`."""
+
+    def set_damaged_aside(self, partition: PartitionId, /) -> None:
+        """Set aside a damaged state."""
+
+    def find(self) -> list[PartitionId]:
+        """Return the partitions that have a state here which is not retired."""
 
 
 class Hosting:
@@ -61,22 +75,16 @@ class Hosting:
         dispatcher: Dispatcher,
         logs: Logs,
         peers: Peers,
-        open_engine: OpenEngine,
-        retire_engine: RetireEngine,
-        find_engines: FindEngines,
-        spoil_engine: SpoilEngine,
+        engines: EngineStore,
         rings: Rings,
         keep_s: float,
-        age_retired: AgeRetired,
         known_versions: versions.Versions,
         book: Book,
     ) -> None:
         self._versions, self._book = known_versions, book
         self._env, self._server, self._config, self._store = env, server, config, store
         self._membership, self._dispatcher, self._logs, self._peers = membership, dispatcher, logs, peers
-        self._open_engine, self._retire_engine, self._find_engines = open_engine, retire_engine, find_engines
-        self._spoil_engine = spoil_engine
-        self._rings, self._keep_s, self._age_retired = rings, keep_s, age_retired
+        self._engines, self._rings, self._keep_s = engines, rings, keep_s
         self._nursery = env.nursery.child("hosting")
         self._hosted: dict[PartitionId, Partition] = {}
         self._leaving: dict[PartitionId, Partition] = {}
@@ -87,7 +95,7 @@ class Hosting:
         self._after_drain = env.nursery.child("after a drain")
         self._taking_back = asyncio.Lock()
         """Held while the metadata store is updated after a replica has stopped."""
-        self._spoilt: set[PartitionId] = set()
+        self._damaged: set[PartitionId] = set()
         """Damaged replicas that are to be rebuilt now."""
         self._rebuilt: dict[PartitionId, int] = {}
         """Number of rebuilds per partition since this process began."""
@@ -180,7 +188,7 @@ class Hosting:
             await self._reconcile()
 
     async def _reconcile(self) -> None:
-        await self._set_spoilt_aside()
+        await self._set_damaged_aside()
         ring = self._rings.ring
         assigned = [each for each in sorted(ring.partitions) if ring.partitions[each].is_on(self._server)]
         for partition in sorted(set(self._hosted) - set(assigned)):
@@ -197,21 +205,21 @@ class Hosting:
                     self._drained.pop(partition, None)
                     if partition in self._leaving:
                         self._leaving.pop(partition).close_state()
-                await self._begin_if_there_is_room(partition)
+                await self._begin_or_retry(partition)
                 if self.leads:
-                    await asyncio.sleep(BREATH_S)
+                    await asyncio.sleep(START_PAUSE_S)
 
-    async def _set_spoilt_aside(self) -> None:
+    async def _set_damaged_aside(self) -> None:
         """Stop the replicas whose copies are damaged and set their states aside, so that they start again empty
         (docs/protocol.md, P35)."""
-        while self._spoilt:  # another replica may be added during a stop
-            partition = min(self._spoilt)
-            self._spoilt.discard(partition)
+        while self._damaged:  # another replica may be added during a stop
+            partition = min(self._damaged)
+            self._damaged.discard(partition)
             if partition in self._hosted:
                 replica = self._hosted[partition]
                 await self._stop(partition, keep_pins=True)
                 replica.close_state()
-                self._spoil_engine(partition)
+                self._engines.set_damaged_aside(partition)
 
     def _rebuild(self, partition: PartitionId) -> None:
         """Schedule the rebuild of a damaged copy. The first rebuild starts at once. If the copy is damaged again,
@@ -220,11 +228,11 @@ class Hosting:
         self._rebuilt[partition] = count + 1
         delay_s = REBUILD_DELAYS_S[min(count, len(REBUILD_DELAYS_S) - 1)]
         log.error("partition=%s its copy here is damaged and is rebuilt in %d s", partition, delay_s)
-        asyncio.get_running_loop().call_later(delay_s, self._spoil, partition, self._hosted.get(partition))
+        asyncio.get_running_loop().call_later(delay_s, self._schedule_rebuild, partition, self._hosted.get(partition))
 
-    def _spoil(self, partition: PartitionId, replica: Partition | None) -> None:
+    def _schedule_rebuild(self, partition: PartitionId, replica: Partition | None) -> None:
         if self._hosted.get(partition) is replica:
-            self._spoilt.add(partition)
+            self._damaged.add(partition)
             self._changed.set()
 
     async def _retire_unassigned(self) -> None:
@@ -237,13 +245,13 @@ class Hosting:
             is_assigned = member is not None and member.is_on(self._server)
             return is_assigned or any(partition in each for each in (self._hosted, self._leaving, self._held))
 
-        for partition in self._find_engines():
+        for partition in self._engines.find():
             if not is_used(partition) and await self._has_left(partition) and not is_used(partition):
                 self._retire(partition)
 
     async def _retire_left_now_and_then(self) -> None:
         while True:
-            await self._env.beat.rest(LEFT_S)
+            await self._env.beat.pause(LEFT_S)
             for _, replica in sorted(self._leaving.items()):
                 await replica.follow_pins()
             await self._retire_left()
@@ -261,7 +269,7 @@ class Hosting:
 
     def _retire(self, partition: PartitionId) -> None:
         try:
-            self._retire_engine(partition)
+            self._engines.retire(partition)
         except OSError as error:
             log.warning("partition=%s its state could not be set aside and stays in place: %s", partition, error)
         else:
@@ -288,26 +296,26 @@ class Hosting:
         while True:
             await asyncio.sleep(AGE_S)
             try:
-                self._age_retired(AGE_S, self._keep_s)
+                self._engines.age_retired(AGE_S, self._keep_s)
                 await self._retire_unassigned()
             except OSError as error:
                 log.warning("retired states do not age: %s", error)
 
-    async def _begin_if_there_is_room(self, partition: PartitionId) -> None:
-        """Start the replica, or retry after ROOM_S seconds if the disk is full. The other replicas and the local
-        bookie keep serving."""
+    async def _begin_or_retry(self, partition: PartitionId) -> None:
+        """Start the replica, or retry after NO_SPACE_RETRY_S seconds if the disk is full. The other replicas and the
+        local bookie keep serving."""
         try:
             await self._begin(partition)
         except OSError as error:
             if not is_passing(error):
                 raise
             log.warning("partition=%s could not be started here yet, retrying: %s", partition, error)
-            asyncio.get_running_loop().call_later(ROOM_S, self._changed.set)
+            asyncio.get_running_loop().call_later(NO_SPACE_RETRY_S, self._changed.set)
 
     # docs/protocol.md V4
     async def _begin(self, partition: PartitionId) -> None:
         """Start the replica. If a newer release wrote its copy, the replica stays blocked while the others serve."""
-        engine = self._open_engine(partition)
+        engine = self._engines.open(partition)
         try:
             replica = self._made(partition, engine)
         except (ClusterTooNew, WrittenByNewer) as error:
@@ -377,7 +385,7 @@ class Hosting:
             for partition, replica in sorted(drained.items()):
                 if await self._is_taken_back(partition, replica, drained):
                     del drained[partition]
-            await self._env.beat.rest(LEFT_S)
+            await self._env.beat.pause(LEFT_S)
 
 
 def _replicas_of(ring: Ring, partition: PartitionId) -> tuple[ServerId, ...]:

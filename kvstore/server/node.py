@@ -56,6 +56,7 @@ from kvstore.server.tracing.open import backend_of_calls, traced_pages
 from kvstore.server.ui.dashboard import Dashboard
 from kvstore.server.ui.details import DetailPages, NodeDetails
 from kvstore.server.ui.key_pages import KeyPages
+from kvstore.server.ui.local import CLIENTS, ROWS_MAX, TRANSACTIONS, clients_report, oldest_of
 from kvstore.server.ui.pages import Pages
 from kvstore.types import PartitionId
 
@@ -64,7 +65,7 @@ log = logging.getLogger(__name__)
 START_AGAIN_S = 0.5
 FILES_MIN = 1_024
 """Minimum number of open files: about 800 for the connections of all listeners, the rest for journals and engines."""
-ROOM_S = 5.0
+NO_SPACE_RETRY_S = 5.0
 """Delay between attempts to start while the disk is full or the process lacks descriptors or memory."""
 T = TypeVar("T")
 
@@ -225,7 +226,7 @@ class Process:
             found["process"] |= self.certificates.statistics()
         if self.node is None:
             return found
-        found["process"] |= self.node.facts_of_process()
+        found["process"] |= self.node.process_statistics()
         if self.snapshots is not None:
             found["process"] |= self.snapshots.statistics()
         histograms = self.node.histograms()
@@ -281,9 +282,9 @@ async def _run(config: NodeConfig, secret: ClusterSecret, output: Output, superv
                 if not is_passing(error):
                     raise
                 why = reason_of(error, str(config.data_dir), has_inodes=env.disk.free_files() > 0)
-                log.warning("the node cannot start yet, retrying every %g s: %s (%s)", ROOM_S, why, error)
+                log.warning("the node cannot start yet, retrying every %g s: %s (%s)", NO_SPACE_RETRY_S, why, error)
                 process.waits_for = why
-                await wait_within(stop, ROOM_S)
+                await wait_within(stop, NO_SPACE_RETRY_S)
     finally:
         await http.close()
         await env.nursery.close()
@@ -294,7 +295,7 @@ async def _beat(watchdog: Watchdog, env: Env) -> None:
     """Prove to the watchdog that the event loop is running."""
     while True:
         watchdog.beat()
-        await env.beat.rest(BEAT_S)
+        await env.beat.pause(BEAT_S)
 
 
 def _follow_certificates(certificates: Certificates | None, env: Env, loop: asyncio.AbstractEventLoop) -> None:
@@ -328,11 +329,7 @@ async def _serve(config: NodeConfig, secret: ClusterSecret, env: Env, process: P
             env=env,
             store=store,
             secret=secret,
-            open_engine=engines.open,
-            retire_engine=engines.retire,
-            find_engines=engines.find,
-            spoil_engine=engines.spoil,
-            age_retired=engines.age_retired,
+            engines=engines,
             open_listeners=partial(_open_listeners, process.certificates),
         )
         node = await started_or_none(env.nursery, stack, serving, stop)
@@ -352,6 +349,8 @@ async def _serve(config: NodeConfig, secret: ClusterSecret, env: Env, process: P
         if Role.SERVER in config.plays:
             gateway = process.http.gateway = _gateway(node, authenticator)
             node.surveyor.snapshot, node.surveyor.disk = snapshots.statistics, partial(_disk_of, config.data_dir)
+            limit_s = config.server.snapshot_age_max_s
+            node.surveyor.snapshot_age_max_s = lambda: limit_s if snapshots.is_read else 0.0
             pins = PinKeeper(node.env, node)
             stack.push_async_callback(pins.close)
             process.http.dashboard = dashboard = _dashboard(node, store, pins, process.http.pages, authenticator)
@@ -373,12 +372,16 @@ def _dashboard(node: Node, store: Store, pins: PinKeeper, pages: Pages, authenti
         pins=pins.listed,
         access=AccessAdmin(store, node.access, clock.date_ms, clock.passed_ms).read,
         snapshots=partial(all_snapshots, store),
-        transactions=transactions.standing,
-        clients=node.resp.shown_clients,
-        statistics=lambda: {**node.resp.statistics(), **node.streams.statistics(), **node.endpoint_histograms()},
         slow=partial(slow_report, node.env.slow),
         audited=lambda: [*node.audit.recent],
     )
+    node.surveyor.details = {
+        TRANSACTIONS: lambda: oldest_of(transactions.standing()),
+        CLIENTS: lambda: clients_report(
+            node.resp.shown_clients(ROWS_MAX + 1),
+            {**node.resp.statistics(), **node.streams.statistics(), **node.endpoint_histograms()},
+        ),
+    }
     backend = backend_of_calls(node.env.traces, node.dispatcher, "http")
     keys = KeyPages(clock, node.id, backend, node.scans, authenticator, pages)
     return Dashboard(clock, node.surveyor, pages, DetailPages(node.surveyor, node.ledger_survey, details, pages), keys)

@@ -39,7 +39,7 @@ class WriteProbe:
         """The reason why this node cannot write, as of the last probe. Empty if it can write."""
         self.troubles: dict[str, str] = {}
         """The reason why each directory cannot be written, by directory. The key "" is the data directory."""
-        self._disk, self._now, self._rest = disk, now, rest
+        self._disk, self._now, self._pause = disk, now, rest
         self._began: dict[str, float] = {}
         """Start times of the probes in progress, by directory."""
         self._known_at: float | None = None
@@ -65,7 +65,7 @@ class WriteProbe:
         """Probe every EVERY_S seconds and keep `trouble` up to date for `kvstore status`. Runs until cancelled."""
         while True:
             await self.check()
-            await self._rest(EVERY_S)
+            await self._pause(EVERY_S)
 
     async def _check(self) -> str:
         bookies = list(self.bookies())

@@ -128,10 +128,10 @@ def check_given(start: Mapping[str, Any], feeds: Sequence[PartitionFeed]) -> Non
             )
     missed = sorted(each for each in gone(feeds) if not has_ended(start, each))
     if missed:
-        said = ", ".join(f'"{each}": {{"ended": 0}}' for each in missed)
+        entries = ", ".join(f'"{each}": {{"ended": 0}}' for each in missed)
         raise ConfigError(
             f"startingPosition: the logs of partitions that have left the ring are gone ({', '.join(missed)}); if you "
-            f"already have their changes, or need none, add {said}"
+            f"already have their changes, or need none, add {entries}"
         )
 
 

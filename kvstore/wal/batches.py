@@ -24,8 +24,8 @@ TIMEOUT_S = 0.25
 network within this time."""
 FORGOTTEN_S = 5.0
 """Seconds after which the connection checks whether the bookie is dead because an answer is missing."""
-REST_MIN_S = 1.0
-REST_MAX_S = 60.0
+DELAY_MIN_S = 1.0
+DELAY_MAX_S = 60.0
 """Maximum number of seconds without batched reads after a failure. The pause doubles with each failure. It is bounded
 because the bookie may have been upgraded."""
 _NOT_HERE = (Status.NO_ENTRY, Status.NO_LEDGER, Status.IO_ERROR, Status.TOO_MANY_REQUESTS)
@@ -39,13 +39,13 @@ class Batches:
         self._bookie = bookie
         self._connection = connection
         self._clock = clock
-        self._rest_s = 0.0
-        self._rests_until = 0.0
+        self._delay_s = 0.0
+        self._delayed_until = 0.0
 
     async def ask(self, asked: BatchRead) -> list[bytes]:
         """Return the packets that the bookie returns, possibly none; their digests are not verified. Raises BookieError
         after TIMEOUT_S, if the bookie does not support batched reads, or during the pause after such a failure."""
-        if self._clock.now() < self._rests_until:
+        if self._clock.now() < self._delayed_until:
             raise BookieError(f"{self._bookie}: gave no batch a moment ago")
         try:
             async with asyncio.timeout(TIMEOUT_S):
@@ -56,9 +56,9 @@ class Batches:
                 raise BookieError(f"{self._bookie}: answered {answer.status} to a batched read")
             packets = packets_of(answer.body)
         except (BookieError, BadFrame, TimeoutError) as error:
-            self._rest()
+            self._delay()
             raise BookieError(f"{self._bookie}: no batch: {error or 'no answer in time'}") from None
-        self._rest_s = 0.0
+        self._delay_s = 0.0
         return packets
 
     async def _answer(self, asked: BatchRead) -> BookieResponse:
@@ -76,8 +76,8 @@ class Batches:
         """Close the connection. Outstanding reads fail."""
         self._connection.close()
 
-    def _rest(self) -> None:
+    def _delay(self) -> None:
         now = self._clock.now()
-        if now >= self._rests_until:  # several concurrent failures count as one
-            self._rest_s = min(max(2 * self._rest_s, REST_MIN_S), REST_MAX_S)
-            self._rests_until = now + self._rest_s
+        if now >= self._delayed_until:  # several concurrent failures count as one
+            self._delay_s = min(max(2 * self._delay_s, DELAY_MIN_S), DELAY_MAX_S)
+            self._delayed_until = now + self._delay_s

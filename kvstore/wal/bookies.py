@@ -133,7 +133,7 @@ class BookieClients:
 
     def ask_lac(self, bookie: BookieId, ledger: LedgerId, digest: EntryDigest, done: LacDone) -> None:
         """Request the last-add-confirmed without the cost of a task; see BookieClient."""
-        self._at(bookie).read_lac(ledger, partial(_lac_said, bookie, ledger, digest, done))
+        self._at(bookie).read_lac(ledger, partial(_reported_lac, bookie, ledger, digest, done))
 
     def long_poll(
         self, bookie: BookieId, ledger: LedgerId, previous_lac: EntryId, timeout_ms: int, done: PollDone
@@ -279,10 +279,10 @@ class _Local:
         return self.storage.read_on(asked.ledger, asked.entry, answer.body, asked.limits, passes_over=True)
 
     def read_lac(self, ledger: LedgerId, done: ReadDone) -> None:
-        def said(status: Status, explicit: bytes | None, last: bytes | None) -> None:
+        def on_lac(status: Status, explicit: bytes | None, last: bytes | None) -> None:
             done(BookieResponse(0, BookieOperation.READ_LAC, status, ledger, body=explicit, last_entry=last))
 
-        self.storage.read_lac(ledger, done=said)  # answered from memory, without waiting
+        self.storage.read_lac(ledger, done=on_lac)  # answered from memory, without waiting
 
     def long_poll(self, ledger: LedgerId, previous_lac: EntryId, timeout_ms: int, done: ReadDone) -> None:
         # The storage applies the timeout itself.
@@ -322,7 +322,7 @@ class _Local:
             raise BookieError(f"{self._bookie}: did not answer in time") from None
 
 
-def _lac_said(
+def _reported_lac(
     bookie: BookieId, ledger: LedgerId, digest: EntryDigest, done: LacDone, answer: BookieResponse | BookieError
 ) -> None:
     if isinstance(answer, BookieError):

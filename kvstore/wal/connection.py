@@ -33,7 +33,7 @@ CONNECT_TIMEOUT_S = 1.0
 ADD_SILENCE_S = 2.0
 READ_SILENCE_S = 4.0
 CHECK_EVERY_S = 0.25
-STOOD_STILL_S = 2 * CHECK_EVERY_S
+STALLED_S = 2 * CHECK_EVERY_S
 """Seconds by which a check is late if this process was stopped or got no CPU time."""
 RETRY_MIN_S = 0.05
 RETRY_MAX_S = 2.0
@@ -328,7 +328,7 @@ class Connection:
         """Fail requests that have waited too long. Runs periodically while requests are outstanding."""
         self._is_checking = False
         now = self._clock.now()
-        if now - self._checked_at < STOOD_STILL_S:  # otherwise this process was silent, and must read first
+        if now - self._checked_at < STALLED_S:  # otherwise this process was silent, and must read first
             self._end_late(now)
         if (self._adds or self._reads) and not self._is_closed:
             self._check_later()

@@ -125,7 +125,7 @@ class _ReadInFlight:
     def _late(self) -> None:
         if self._first != self._owner.own:
             self._owner.troubled.add(self._first)
-        self._tell(HedgeDue())
+        self._handle(HedgeDue())
 
     async def result(self) -> Packet:
         hedge = asyncio.get_running_loop().call_later(HEDGE_S, self._late)
@@ -137,9 +137,9 @@ class _ReadInFlight:
             self._owner.damaged.update((bookie, self.entry) for bookie in self._machine.damaged)
 
     async def ask(self, bookie: BookieId) -> None:
-        self._tell(await self._owner.ask(bookie, self.entry))
+        self._handle(await self._owner.ask(bookie, self.entry))
 
-    def _tell(self, event: reader.Event) -> None:
+    def _handle(self, event: reader.Event) -> None:
         if not self._done.done():
             self._perform(self._machine.handle(event))
 

@@ -189,7 +189,7 @@ class _Run:
 
     # The fence and the reads.
 
-    def _tell(self, event: recovery.Event) -> None:
+    def _handle(self, event: recovery.Event) -> None:
         if self._done.done():
             return
         for command in self._recovery.handle(event):
@@ -217,7 +217,7 @@ class _Run:
 
     async def _ask(self, bookie: BookieId, entry: EntryId | None) -> None:
         if entry is not None and (packet := await self._ahead[bookie].take(entry)) is not None:
-            self._tell(EntryAnswer(bookie, entry, packet))
+            self._handle(EntryAnswer(bookie, entry, packet))
             return
         wanted = NO_ENTRY if entry is None else entry
         try:
@@ -226,9 +226,9 @@ class _Run:
             )
         except BookieError as error:
             log.info("no definite answer from bookie ledger=%d bookie=%s error=%s", self.metadata.ledger, bookie, error)
-            self._tell(Unknown(bookie, entry))
+            self._handle(Unknown(bookie, entry))
             return
-        self._tell(LastAnswer(bookie, answer.packet) if entry is None else EntryAnswer(bookie, entry, answer.packet))
+        self._handle(LastAnswer(bookie, answer.packet) if entry is None else EntryAnswer(bookie, entry, answer.packet))
 
     # docs/protocol.md T12
     def _read_ahead(self, bookie: BookieId) -> ReadAhead[bytes]:

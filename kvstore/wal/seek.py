@@ -28,7 +28,7 @@ BEYOND = 2_000
 the maximum number of entries that a leader has in flight."""
 
 
-LookIn = Callable[[LedgerList], Awaitable[tuple[Position, bytes] | None]]
+Search = Callable[[LedgerList], Awaitable[tuple[Position, bytes] | None]]
 """Searches a log; returns an entry's position and payload, or None if no entry matches."""
 IsBefore = Callable[[bytes], bool]
 
@@ -79,11 +79,11 @@ class Seeker:
 
         return await self._search(partition, halve)
 
-    async def _search(self, partition: PartitionId, look_in: LookIn) -> SeekResult:
+    async def _search(self, partition: PartitionId, search: Search) -> SeekResult:
         for attempt in range(ATTEMPTS):
             listed, _ = await self._lists.read(partition, latest=attempt > 0)
             try:
-                found = await look_in(listed)
+                found = await search(listed)
             except NoSuchLedger:
                 if attempt == ATTEMPTS - 1:
                     raise

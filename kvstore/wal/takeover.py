@@ -158,7 +158,10 @@ class LogTakeover:
             raise
         log.info(
             "partition=%s epoch=%d opened ledger=%d after %s recover_ms=%d create_ms=%d wait_ms=%d list_ms=%d",
-            *(self._partition, epoch, metadata.ledger, end),
+            self._partition,
+            epoch,
+            metadata.ledger,
+            end,
             *map(_ms, (recovered - began, created - recovered, waited - created, now() - waited)),
         )
         return TakenOver(new, version, metadata, end, waited=has_waited)

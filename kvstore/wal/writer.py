@@ -27,8 +27,8 @@ from kvstore.errors import LedgerFenced, StoreError
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerMetadata
 from kvstore.wal.coverage import write_set_indexes
 
-OWED_ENTRIES_MAX = 2_000
-OWED_BYTES_MAX = 32 << 20
+OUTSTANDING_ENTRIES_MAX = 2_000
+OUTSTANDING_BYTES_MAX = 32 << 20
 """Limits on the number and the bytes of entries that the writer keeps for one slow bookie. The writer keeps the
 confirmed entries that the bookie has not stored, and all entries after them. Beyond either limit the bookie counts as
 failed."""
@@ -136,7 +136,8 @@ class ReplaceBookies:
 @dataclass(frozen=True, slots=True)
 class SlowBookiesFailed:
     """Command: treat these bookies as failed although they reported no error. The writer keeps more than
-    OWED_ENTRIES_MAX entries or OWED_BYTES_MAX bytes, and these bookies have not stored the oldest entry."""
+    OUTSTANDING_ENTRIES_MAX entries or OUTSTANDING_BYTES_MAX bytes, and these bookies have not stored the oldest
+    entry."""
 
     bookies: tuple[BookieId, ...]
 
@@ -194,9 +195,9 @@ class LedgerWriter:
         """In ascending order. An entry is removed when it is confirmed and every bookie of its write set has stored it
         or failed."""
         self._held_bytes = 0
-        self._seat(metadata)
+        self._assign_bookies(metadata)
 
-    def _seat(self, metadata: LedgerMetadata) -> None:
+    def _assign_bookies(self, metadata: LedgerMetadata) -> None:
         self.metadata = metadata
         quorum = metadata.quorum
         self._ensemble = metadata.fragments[-1].ensemble
@@ -274,7 +275,7 @@ class LedgerWriter:
         self._held_bytes += len(packet)
         live = mask & ~self._failed
         commands: list[Command] = [Store(entry, packet, self._bookies_of[mask] if live == mask else self._at(live))]
-        if len(self._sent) > OWED_ENTRIES_MAX or self._held_bytes > OWED_BYTES_MAX:
+        if len(self._sent) > OUTSTANDING_ENTRIES_MAX or self._held_bytes > OUTSTANDING_BYTES_MAX:
             commands += self._give_up(self._slowest())
         return commands
 
@@ -288,7 +289,7 @@ class LedgerWriter:
     def _give_up(self, bits: int) -> list[Command]:
         return [SlowBookiesFailed(self._at(bits)), *self._fail(bits)] if bits else []
 
-    def owed_longest(self) -> dict[BookieId, EntryId]:
+    def oldest_outstanding(self) -> dict[BookieId, EntryId]:
         """Return the first entry that each bookie has not stored. Bookies without outstanding adds and failed bookies
         are left out."""
         found: dict[BookieId, EntryId] = {}
@@ -377,7 +378,7 @@ class LedgerWriter:
         changed |= sum(self._bits.get(bookie, 0) for bookie in replaced)
         for entry in [entry for entry in self._sent if entry <= self.last_confirmed]:
             self._held_bytes -= len(self._sent.pop(entry).packet)  # entries of a former fragment
-        self._seat(metadata)
+        self._assign_bookies(metadata)
         self._failed &= ~changed
         self.state = WriterState.OPEN
         for sent in self._sent.values():

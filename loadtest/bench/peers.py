@@ -85,7 +85,7 @@ class Floor(NamedTuple):
 
     pid: int
     pids: list[int]
-    doors: list[str]
+    endpoints: list[str]
 
 
 @contextmanager
@@ -97,12 +97,12 @@ def floor(folder: Path, *, is_looking_up: bool = False) -> Iterator[Floor]:
     assert process.stdout is not None
     try:
         said = "".join(process.stdout.readline() for _ in range(PROCESSES))
-        found = re.findall(r"pid (\d+), door (\S+)", said)
+        found = re.findall(r"pid (\d+), endpoint (\S+)", said)
         if len(found) != PROCESSES:
             raise RuntimeError(f"the floor does not start: {said!r}")
-        for _, door in found:
-            _wait_answering(door)
-        yield Floor(process.pid, [int(pid) for pid, _ in found], [door for _, door in found])
+        for _, endpoint in found:
+            _wait_answering(endpoint)
+        yield Floor(process.pid, [int(pid) for pid, _ in found], [endpoint for _, endpoint in found])
     finally:
         _end(process)
         process.stdout.close()
@@ -124,10 +124,22 @@ def etcd(folder: Path, program: str = "etcd") -> Iterator[Running]:
             running.append(
                 _start(
                     program,
-                    *("--name", name, "--data-dir", str(home), "--initial-cluster", cluster),
-                    *("--initial-advertise-peer-urls", peers[name], "--listen-peer-urls", peers[name]),
-                    *("--advertise-client-urls", clients[name], "--listen-client-urls", clients[name]),
-                    *("--quota-backend-bytes", str(8 << 30)),
+                    "--name",
+                    name,
+                    "--data-dir",
+                    str(home),
+                    "--initial-cluster",
+                    cluster,
+                    "--initial-advertise-peer-urls",
+                    peers[name],
+                    "--listen-peer-urls",
+                    peers[name],
+                    "--advertise-client-urls",
+                    clients[name],
+                    "--listen-client-urls",
+                    clients[name],
+                    "--quota-backend-bytes",
+                    str(8 << 30),
                     folder=home,
                 )
             )
@@ -200,13 +212,13 @@ def _wait_listening(port: int) -> None:
     raise TimeoutError(f"nobody listens on port {port} within {START_S} s")
 
 
-def _wait_answering(door: str) -> None:
+def _wait_answering(endpoint: str) -> None:
     """Wait until a process of the floor answers. It listens long before it serves."""
-    host, _, port = door.rpartition(":")
+    host, _, port = endpoint.rpartition(":")
     with socket.create_connection((host, int(port)), START_S) as connection:
         connection.sendall(b"*1\r\n$4\r\nPING\r\n")
         if not connection.recv(64):
-            raise RuntimeError(f"the floor's process at {door} has ended")
+            raise RuntimeError(f"the floor's process at {endpoint} has ended")
 
 
 def _wait_healthy(url: str) -> None:

@@ -34,9 +34,9 @@ from loadtest.bench.redis_lines import Line, run_for
 from loadtest.bytes_per_key import Puts, metrics_of, put_all
 
 OFFSETS = range(21_300, 22_000, 100)
-QUIET_S, SETTLE_MAX_S, REST_S = 12.0, 120.0, 15.0
+QUIET_S, SETTLE_MAX_S, PAUSE_S = 12.0, 120.0, 15.0
 """A cluster is at rest when nothing has been written to its metadata store for QUIET_S: after a start, leads first
-return to the nodes that the ring prefers. SETTLE_MAX_S is the maximum wait for that, and REST_S the time for which the
+return to the nodes that the ring prefers. SETTLE_MAX_S is the maximum wait for that, and PAUSE_S the time for which the
 cluster at rest is observed."""
 START_S, TAKEOVER_S, POLL_S = 600, 120.0, 0.2
 
@@ -96,7 +96,7 @@ def settled(file: ClusterFile) -> float:
 def at_rest(file: ClusterFile) -> dict[str, Any]:
     """Return the memory and processor time of a node and of the metadata store, and the requests to that store."""
     before, began = _counts(file), time.monotonic()
-    time.sleep(REST_S)
+    time.sleep(PAUSE_S)
     after, took = _counts(file), time.monotonic() - began
     spent = {name: (after[name] - before[name]) / took for name in before}
     return {
@@ -128,8 +128,8 @@ def latencies(file: ClusterFile, puts: Puts, seconds: float) -> dict[str, Any]:
     """Return p50 and p99 of SET and GET of existing keys."""
     found: dict[str, Any] = {}
     for command in ("set", "get"):
-        line, door = Line(command, 50, prefix="key:", keys=puts.keys), file.nodes[0].resp
-        figure = run_for(line, door, seconds)
+        line, endpoint = Line(command, 50, prefix="key:", keys=puts.keys), file.nodes[0].resp
+        figure = run_for(line, endpoint, seconds)
         found |= {f"{command}_p50_ms": figure.p50_ms, f"{command}_p99_ms": figure.p99_ms}
     return found
 

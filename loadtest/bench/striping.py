@@ -31,7 +31,7 @@ from loadtest.bench import peers
 from loadtest.bench.redis_lines import Line, run_for
 
 OFFSETS = range(44_000, 48_000, 100)
-LONE_SETS = 200
+SINGLE_SETS = 200
 SHOWN_S_MAX = 10.0
 LINES = {
     "set_c50": Line("set", 50, prefix="key:", keys=100_000),
@@ -49,7 +49,7 @@ def measure(quorum: Quorum, nodes: int, seconds: float) -> dict[str, Any]:
         try:
             file = peers.up_on_free_ports(cluster, OFFSETS, nodes=nodes, replicas=nodes, settings=settings)
             row: dict[str, Any] = {"quorum": f"{quorum.ensemble}/{quorum.write}/{quorum.ack}"}
-            row |= _lone(file)
+            row |= _single(file)
             for name, line in LINES.items():
                 row[name] = _rate(line, file.nodes[0].resp, seconds)
             return row
@@ -57,27 +57,27 @@ def measure(quorum: Quorum, nodes: int, seconds: float) -> dict[str, Any]:
             cluster.down()
 
 
-def _rate(line: Line, door: str, seconds: float) -> int:
-    return round(run_for(line, door, seconds).per_s)
+def _rate(line: Line, endpoint: str, seconds: float) -> int:
+    return round(run_for(line, endpoint, seconds).per_s)
 
 
-def _lone(file: ClusterFile) -> dict[str, float]:
+def _single(file: ClusterFile) -> dict[str, float]:
     """Return the milliseconds of single SETs until they are answered, and until every other node shows them."""
-    doors = [
+    endpoints = [
         BlockingRespConnection(node.resp, Stopwatch(), connect_s=SHOWN_S_MAX, patience_s=SHOWN_S_MAX)
         for node in file.nodes
     ]
-    for door in doors[1:]:
-        door.ask(b"READONLY")
+    for endpoint in endpoints[1:]:
+        endpoint.ask(b"READONLY")
     took: list[float] = []
     shown: list[float] = []
-    for number in range(LONE_SETS):
+    for number in range(SINGLE_SETS):
         began = time.perf_counter()
-        doors[0].ask(b"SET", b"lone", b"%d" % number)
+        endpoints[0].ask(b"SET", b"lone", b"%d" % number)
         took.append(1000 * (time.perf_counter() - began))
-        shown += (1000 * each for each in _until_shown(doors[1:], b"%d" % number, began))
-    for door in doors:
-        door.close()
+        shown += (1000 * each for each in _until_shown(endpoints[1:], b"%d" % number, began))
+    for endpoint in endpoints:
+        endpoint.close()
     return {
         "set_c1_ms": round(median(took), 2),
         "shown_p50_ms": round(median(shown), 2),
@@ -86,14 +86,14 @@ def _lone(file: ClusterFile) -> dict[str, float]:
     }
 
 
-def _until_shown(doors: Sequence[BlockingRespConnection], wanted: bytes, began: float) -> Iterator[float]:
+def _until_shown(endpoints: Sequence[BlockingRespConnection], wanted: bytes, began: float) -> Iterator[float]:
     """Yield, for each connection, the seconds from `began` until a GET returns the value `wanted`."""
-    waiting = list(doors)
+    waiting = list(endpoints)
     while waiting:
-        for door in list(waiting):
-            is_shown, passed = door.ask(b"GET", b"lone") == wanted, time.perf_counter() - began
+        for endpoint in list(waiting):
+            is_shown, passed = endpoint.ask(b"GET", b"lone") == wanted, time.perf_counter() - began
             if is_shown:
-                waiting.remove(door)
+                waiting.remove(endpoint)
                 yield passed
             elif passed > SHOWN_S_MAX:
                 raise RuntimeError(f"a replica does not show a write {SHOWN_S_MAX} s after it")

@@ -221,7 +221,7 @@ Table = dict[str, Measured]
 class Store(NamedTuple):
     """A running store."""
 
-    doors: dict[str, list[str]]
+    endpoints: dict[str, list[str]]
     """The addresses of its servers by protocol. The first one is asked, unless all are."""
     pids: list[int]
     """All of its server processes, the metadata store's included."""
@@ -289,7 +289,7 @@ def _started(name: str, folder: Path, data_dir: Path | None, etcd: str) -> Itera
     elif name in ("floor", "lookup"):
         tag = next(f"t{number}" for number in count() if MURMUR3.token_of(b"t%d" % number) % PROCESSES == 0)
         with peers.floor(folder, is_looking_up=name == "lookup") as floor:
-            yield Store({"resp": floor.doors}, floor.pids, tag)
+            yield Store({"resp": floor.endpoints}, floor.pids, tag)
     else:
         is_many = name == "many"
         with _cluster(None if is_many else data_dir, folder, MANY if is_many else None) as file:
@@ -305,8 +305,8 @@ def _fill(wanted: Sequence[Cell], stores: dict[str, Store], program: Path | None
     for name, store in stores.items():
         prefixes = {_prefix(each, store) for each in wanted if each.load.op == "get" and each.system.store == name}
         for prefix in prefixes if program is not None else ():
-            protocol, doors = next(iter(store.doors.items()))
-            found = closed_loop.run(program, Request(protocol, doors, "fill", 50, prefix=prefix, keys=READ_KEYS))
+            protocol, endpoints = next(iter(store.endpoints.items()))
+            found = closed_loop.run(program, Request(protocol, endpoints, "fill", 50, prefix=prefix, keys=READ_KEYS))
             if found.operations != READ_KEYS:
                 raise RuntimeError(f"{name}: expected {READ_KEYS:,} keys to be set, got {found}")
 
@@ -323,8 +323,8 @@ def _measure(
             measured = found[cell.name]
             figures, cpu_s = _once(cell, store, program, seconds, seed=run + 1)
             measured.add(figures, cpu_s)
-            told = f"{figures.rate:,.0f}/s, {measured.cpu_ms[-1]:.1f} ms per 1,000"
-            print(f"round {run + 1}, {cell.name}: {told} {figures.errors or ''}", file=sys.stderr, flush=True)
+            reported = f"{figures.rate:,.0f}/s, {measured.cpu_ms[-1]:.1f} ms per 1,000"
+            print(f"round {run + 1}, {cell.name}: {reported} {figures.errors or ''}", file=sys.stderr, flush=True)
         order.reverse()  # nobody always follows the same system, which may have left work behind
     return found
 
@@ -352,10 +352,10 @@ def _once(cell: Cell, store: Store, program: Path | None, seconds: float, seed: 
         figures = _on_loop(lambda: _async_client(store.config, spec, at_border))
     else:
         assert program is not None
-        doors = store.doors[system.protocol]
+        endpoints = store.endpoints[system.protocol]
         request = Request(
             system.protocol,
-            doors if system.is_spread else doors[:1],
+            endpoints if system.is_spread else endpoints[:1],
             load.op,
             load.connections,
             load.pipeline,
@@ -450,13 +450,13 @@ async def _store(file: ClusterFile) -> Store:
             leader = client.cluster.leader_of(client.cluster.partition_of(b"{%b}" % tag.encode()))
             if leader in config.endpoints:
                 nodes = sorted(file.nodes, key=lambda node: node.grpc != leader)
-                doors = {
+                endpoints = {
                     "resp": [node.resp for node in nodes],
                     "cluster": [node.resp for node in nodes],
                     "http": [node.http for node in nodes],
                     "kv": [node.grpc for node in nodes],
                 }
-                return Store(doors, pids, tag, config)
+                return Store(endpoints, pids, tag, config)
     raise RuntimeError("no partition has a leader")
 
 

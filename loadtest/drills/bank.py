@@ -24,7 +24,7 @@ CALLERS, AUDITORS, BRANCH_AUDITORS, ACCOUNT_AUDITORS, FOLLOWERS, APPENDERS = 20,
 """Numbers of clients: those that transfer; those that read all accounts at one moment, or those of a branch, or one
 account and its ledgers; those that follow a transfer from one ledger to the other by single reads; and those that
 append to lists."""
-REST_S = 0.15
+PAUSE_S = 0.15
 """Average pause of a client between two transactions, in seconds."""
 PERIOD_S, PERIODS_MAX = 30.0, 40
 """Time in seconds after which transfers use new ledgers, and the maximum number of ledgers of an account. One read
@@ -60,7 +60,7 @@ class Bank:
         rests: float = 1.0,
     ) -> None:
         """`front` makes a client. `seconds` is the expected duration. `rests`: factor of the usual pauses."""
-        self._client, self._front, self._rests = client, front, rests
+        self._client, self._front, self._pauses = client, front, rests
         self._random = Random(seed)
         self.keys = BankKeys(prefix)
         self.findings = Findings()
@@ -153,7 +153,7 @@ class Bank:
             if self._stopping:
                 break
             await work(front, random, f"{name}-{number}")
-            await asyncio.sleep(REST_S * self._rests * 2 * random.random())
+            await asyncio.sleep(PAUSE_S * self._pauses * 2 * random.random())
         await front.close()
 
     async def _transfer(self, front: Front, random: Random, name: str) -> None:

@@ -40,7 +40,7 @@ PIN_S, PIN_TTL_S = 10.0, 60.0
 """Interval of pinned reads, and how long a pin that nobody releases lasts."""
 SNAPSHOTS = 8
 """Number of Spark snapshots that are begun: a full one, and incremental ones that continue it."""
-LOOK_S, HEALED_S, LEFT_OVER_S = 0.5, 90.0, 30.0
+POLL_S, HEALED_S, LEFT_OVER_S = 0.5, 90.0, 30.0
 KILL_HOME, KILL_PARTICIPANT = "kill -9 of a home's leader", "kill -9 of a participant's leader"
 STOP_HOME, STOP_PARTICIPANT = "SIGSTOP of a home's leader", "SIGSTOP of a participant's leader"
 AWAY_KILLED, AWAY_STOPPED = "ZooKeeper killed", "ZooKeeper stopped"
@@ -108,7 +108,7 @@ class BankStage:
                 self.bank.check_running()
                 if self._is_over:
                     break
-                self._stage.say(f"{strike}; {len(self.bank.commits)} transfers so far")
+                self._stage.log(f"{strike}; {len(self.bank.commits)} transfers so far")
                 if strike in (AWAY_KILLED, AWAY_STOPPED):
                     await self._take_metadata_away(strike)
                 else:
@@ -171,21 +171,21 @@ class BankStage:
             try:
                 return await self._stage.partitions()
             except (StoreError, OSError):  # the metadata store is away
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
 
     async def _change(self, *words: str) -> None:
         """Change the ring, and wait until the moves have ended. Snapshots may hold the log of a partition that has left
         for longer."""
-        self._stage.say(f"ring {' '.join(words)}")
+        self._stage.log(f"ring {' '.join(words)}")
         while True:
             try:
                 await self._stage.change(*words)
                 break
             except (AssertionError, StoreError) as error:
                 self.failed[f"ring {words[0]}"] += 1
-                self._stage.say(f"ring {words[0]}: {error!r:.200}")
+                self._stage.log(f"ring {words[0]}: {error!r:.200}")
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
             try:
                 if not await self._stage.open_moves():
                     break
@@ -222,7 +222,7 @@ class BankStage:
             await asyncio.sleep(max(0.0, began + left_s * (0.1 + number / SNAPSHOTS) - time.monotonic()))
             if self._is_over and self.counts[FULL] and self.counts[INCREMENTAL]:
                 break
-            self._stage.say(f"Spark snapshot {number + 1}")
+            self._stage.log(f"Spark snapshot {number + 1}")
             if not await asyncio.to_thread(self._take_snapshot, is_first=number == 0):
                 self.failed["Spark snapshots"] += 1
                 continue
@@ -231,7 +231,7 @@ class BankStage:
             rows = await asyncio.to_thread(_rows_at_the_end, store, newest)
             self.counts[INCREMENTAL if newest.parent else FULL] += 1
             of_intents = sum(file.rows for file in newest.files if file.is_of_intents)
-            self._stage.say(f"snapshot {newest.id}: {newest.rows} rows, {of_intents} of them by intents")
+            self._stage.log(f"snapshot {newest.id}: {newest.rows} rows, {of_intents} of them by intents")
             self.rows_of_intents += of_intents
             self._judge(rows, f"snapshot {newest.id}")
 
@@ -249,7 +249,7 @@ class BankStage:
             check=False,
         )
         if done.returncode:
-            self._stage.say(f"snapshot: {done.stderr[-500:]}")
+            self._stage.log(f"snapshot: {done.stderr[-500:]}")
         return done.returncode == 0
 
     def _judge(self, rows: dict[bytes, bytes], where: str) -> None:
@@ -258,7 +258,7 @@ class BankStage:
         findings.check_outcomes(
             entries, acknowledged=(), refused=self.bank.refused, sent=self.bank.sent | set(self.bank.in_flight)
         )
-        self._stage.say(f"{where}: {len(entries)} transfers; wrong so far: {dict(findings.counts)}")
+        self._stage.log(f"{where}: {len(entries)} transfers; wrong so far: {dict(findings.counts)}")
 
 
 def _rows_at_the_end(store: DirectoryStore, newest: Manifest) -> dict[bytes, bytes]:

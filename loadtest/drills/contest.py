@@ -20,7 +20,7 @@ TTL_S, GRACE_S = 1.5, 1.0
 FACES = ("blocking", "asyncio")
 STRIKES = ("stop a client", "kill a leader", "kill a client", "stop a leader")
 """The strikes, in the order in which they are made."""
-LOOK_S = 0.2
+POLL_S = 0.2
 STUCK_S = 60.0
 """Maximum time of a lock without a new holder, whatever happens."""
 
@@ -81,7 +81,7 @@ class Contest:
         progress = Progress(time.monotonic())
         strike_at = time.monotonic() + strikes_every_s
         while (done := self._counts()).total() < acquisitions or len(self.struck) < len(STRIKES):
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
             now = time.monotonic()
             stuck = progress.stuck(done, now)
             assert not stuck, f"{stuck} had no new holder for {STUCK_S:g} s: {dict(done)}, after {self.struck}"

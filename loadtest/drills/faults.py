@@ -45,14 +45,14 @@ async def kills(stage: Stage) -> None:
                 gap, began = load.longest_gap(partition, killed_at - 0.1, until)
                 gaps["partitions it led" if partition in led else "the others"].append(gap)
                 what = f"{partition}{' (led by it)' if partition in led else ''}: gap {gap:.3f} s"
-                stage.say(f"kill {number + 1} of {node} at {clock}: {what} from {began - killed_at:+.3f} s")
+                stage.log(f"kill {number + 1} of {node} at {clock}: {what} from {began - killed_at:+.3f} s")
             await stage.start_again(node)
             since = time.perf_counter()
             for partition, at in (await stage.wait_calm(load)).items():
                 if partition in led:
                     gap, _ = load.longest_gap(partition, at - 1.0, at + 1.0)
                     gaps["partitions handed back"].append(gap)
-                    stage.say(f"handed back: {partition}: gap {gap:.3f} s, {at - since:.1f} s after the restart")
+                    stage.log(f"handed back: {partition}: gap {gap:.3f} s, {at - since:.1f} s after the restart")
 
     await stage.under_load("kill -9", work)
     for which, most in (
@@ -129,7 +129,7 @@ async def _metadata_away(stage: Stage, way: str, leave: Callable[[], None], come
             ]
             stage.report.add(f"{name} away by {way}: leaders that changed", len(changed), most=0)
             for each in changed:
-                stage.say(each)
+                stage.log(each)
 
     await stage.under_load(f"{name} away by {way}", work)
 
@@ -156,7 +156,7 @@ async def crashes(stage: Stage) -> None:
                     break
                 await asyncio.sleep(0.05)
             times.append(time.perf_counter() - began)
-            stage.say(f"everything killed: serving after {times[-1]:.2f} s")
+            stage.log(f"everything killed: serving after {times[-1]:.2f} s")
             await starting
             await asyncio.to_thread(stage.cluster.wait_ready)
             await asyncio.sleep(3)
@@ -188,7 +188,7 @@ async def real_input(stage: Stage) -> None:
         problems = found.get("problems") or ([f"exit code {code}"] if code else [])
         stage.report.add_safety(f"{verb}: problems", len(problems))
         for problem in problems[:10]:
-            stage.say(str(problem))
+            stage.log(str(problem))
 
 
 async def check_files(stage: Stage) -> None:
@@ -202,7 +202,7 @@ async def check_files(stage: Stage) -> None:
     stage.report.add_safety("fsck: errors", found.get("errors", 1))
     stage.report.add("fsck: warnings once repair is done", found.get("warnings", 0), most=0)
     if code:
-        stage.say(json.dumps(found)[-3_000:])
+        stage.log(json.dumps(found)[-3_000:])
 
 
 async def _command(stage: Stage, verb: str, *arguments: str) -> tuple[int, dict[str, Any]]:

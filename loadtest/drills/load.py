@@ -23,9 +23,9 @@ CALLERS = 5
 """Number of callers of each register. The search of the checker copes with no more."""
 WRITERS = 3
 """Number of writers of unique keys, for each partition."""
-REST_S = 0.02
+PAUSE_S = 0.02
 """Pause between two operations of a caller of a register, in seconds."""
-WRITER_REST_S = 0.004
+WRITER_PAUSE_S = 0.004
 
 
 class Load:
@@ -33,7 +33,7 @@ class Load:
 
     def __init__(self, client: AsyncClient, seed: int = 1, *, rests: float = 1.0) -> None:
         """`rests`: factor of the usual pauses of callers."""
-        self.client, self._rests = client, rests
+        self.client, self._pauses = client, rests
         self._registers = Registers(client)
         self.history, self.errors = self._registers.history, self._registers.errors
         self.acknowledged: dict[str, list[float]] = {}
@@ -122,7 +122,7 @@ class Load:
             else:
                 self._written.append(key)
                 self.acknowledged[partition].append(time.perf_counter())
-            await asyncio.sleep(WRITER_REST_S * self._rests)
+            await asyncio.sleep(WRITER_PAUSE_S * self._pauses)
 
     async def _call_register(self, partition: str, key: bytes, name: str) -> None:
         process = name
@@ -139,7 +139,7 @@ class Load:
                 times.append(time.perf_counter())
             elif outcome is Outcome.UNKNOWN:
                 process = f"{name}#{next(self._incarnations)}"
-            await asyncio.sleep(REST_S * self._rests * self._random.random() * 2)
+            await asyncio.sleep(PAUSE_S * self._pauses * self._random.random() * 2)
 
 
 def longest_gap(times: list[float], since: float, until: float) -> tuple[float, float]:

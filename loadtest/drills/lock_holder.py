@@ -22,29 +22,29 @@ from kvstore.client.coordination import AsyncLock, AsyncSession, Lock, Session
 from kvstore.errors import StoreError
 
 NAME = b"contested"
-LOOKS = 3
+CHECKS = 3
 AGAIN_S = 0.05
 """Pause in seconds after an error, which may be caused by the death of a leader."""
 
 
-class Witness:
+class Observer:
     """The file that holders write to, one line at a time."""
 
     def __init__(self, file: Path) -> None:
         self._fd = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
-    def look(self, lock: Lock | AsyncLock, token: int) -> None:
+    def check(self, lock: Lock | AsyncLock, token: int) -> None:
         moment = time.clock_gettime(time.CLOCK_BOOTTIME)
         if lock.is_held:
             os.write(self._fd, b"%d %.9f\n" % (token, moment))
 
 
-def looks(random: Random) -> Iterator[float]:
+def checks(random: Random) -> Iterator[float]:
     """Yield pauses between checks: mostly none, so that holders change often."""
-    return itertools.repeat(random.choice((0.0, 0.0, 0.0, 0.0, 0.02)), LOOKS)
+    return itertools.repeat(random.choice((0.0, 0.0, 0.0, 0.0, 0.02)), CHECKS)
 
 
-def take_turns(url: str, tag: bytes, witness: Witness, ttl_s: float, grace_s: float) -> None:
+def take_turns(url: str, tag: bytes, observer: Observer, ttl_s: float, grace_s: float) -> None:
     random = Random(os.getpid())
     with Client(url) as client:
         while True:
@@ -53,14 +53,14 @@ def take_turns(url: str, tag: bytes, witness: Witness, ttl_s: float, grace_s: fl
                     lock = Lock(session, NAME)
                     while session.is_alive:
                         with lock as token:
-                            for pause_s in looks(random):
-                                witness.look(lock, token)
+                            for pause_s in checks(random):
+                                observer.check(lock, token)
                                 time.sleep(pause_s)
             except StoreError:
                 time.sleep(AGAIN_S)
 
 
-async def take_turns_on_asyncio(url: str, tag: bytes, witness: Witness, ttl_s: float, grace_s: float) -> None:
+async def take_turns_on_asyncio(url: str, tag: bytes, observer: Observer, ttl_s: float, grace_s: float) -> None:
     random = Random(os.getpid())
     async with AsyncClient(url) as client:
         while True:
@@ -69,15 +69,15 @@ async def take_turns_on_asyncio(url: str, tag: bytes, witness: Witness, ttl_s: f
                     lock = AsyncLock(session, NAME)
                     while session.is_alive:
                         async with lock as token:
-                            for pause_s in looks(random):
-                                witness.look(lock, token)
+                            for pause_s in checks(random):
+                                observer.check(lock, token)
                                 await asyncio.sleep(pause_s)
             except StoreError:
                 await asyncio.sleep(AGAIN_S)
 
 
 def main(url: str, tag: str, file: str, ttl_s: str, grace_s: str, face: str) -> None:
-    given = (url, tag.encode(), Witness(Path(file)), float(ttl_s), float(grace_s))
+    given = (url, tag.encode(), Observer(Path(file)), float(ttl_s), float(grace_s))
     if face == "asyncio":
         asyncio.run(take_turns_on_asyncio(*given))
     else:

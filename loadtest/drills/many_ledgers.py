@@ -72,7 +72,7 @@ async def many_ledgers(stage: RepairStage) -> None:
     bookies = sorted((await stage.bookies()).writable)
     began = time.perf_counter()
     await stage.with_store(lambda store: make_ledgers(store, bookies, count))
-    stage.say(f"{count} ledgers made in {time.perf_counter() - began:.0f} s")
+    stage.log(f"{count} ledgers made in {time.perf_counter() - began:.0f} s")
     pulse = asyncio.create_task(_put_on(stage))
     try:
         await _rounds(stage, count)
@@ -101,7 +101,7 @@ async def _put_on(stage: RepairStage) -> tuple[float, int, int]:
             return longest_s, number, failed
         except StoreError as error:
             longest_s, number, failed = max(longest_s, time.perf_counter() - began), number + 1, failed + 1
-            stage.say(f"a put failed after {time.perf_counter() - began:.1f} s: {error!r}")
+            stage.log(f"a put failed after {time.perf_counter() - began:.1f} s: {error!r}")
 
 
 async def _rounds(stage: RepairStage, count: int) -> None:
@@ -142,7 +142,7 @@ async def _lose_one(stage: RepairStage, count: int, auditor: str) -> None:
             break
         if time.perf_counter() - seen_at > 15:
             seen_at = time.perf_counter()
-            stage.say(f"{seen_at - began:.0f} s: {marked} marked; loop {watching.lag_s}; MiB {watching.rss_mib}")
+            stage.log(f"{seen_at - began:.0f} s: {marked} marked; loop {watching.lag_s}; MiB {watching.rss_mib}")
         await asyncio.sleep(2)
     took = time.perf_counter() - began
     stage.report.add(f"a bookie of {count} ledgers lost: all whole after", took, most=REPAIRED_MAX_S, unit="s")

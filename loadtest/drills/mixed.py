@@ -21,7 +21,7 @@ from tests.sim.judges.history import History, Kind, Pending
 
 CALLERS = 4
 """Number of callers of each key, on the nodes in turn."""
-REST_S = 0.12
+PAUSE_S = 0.12
 """Average pause between two operations of a caller."""
 CONNECT_S = 1.0
 TIMEOUTS_S = (0.3, 2.0, 5.0, 8.0)
@@ -41,7 +41,7 @@ def _error_of(text: str) -> Exception:
     return Unknown(text) if text.startswith("UNKNOWN") else NotDone(text)
 
 
-class Door:
+class Endpoint:
     """One connection to a node's Redis listener, opened again when it is needed."""
 
     def __init__(self, address: tuple[str, int]) -> None:
@@ -94,8 +94,8 @@ class MixedLoad:
         for tag, (place, work) in itertools.product(self._tags, enumerate(works)):
             key = b"{%b}mixed-%b-%d" % (tag, run, place)
             for caller in range(CALLERS):
-                door = Door(self._addresses[(caller + place) % len(self._addresses)])
-                self._tasks.append(asyncio.create_task(self._call(work, door, key, f"{key.decode()}/{caller}")))
+                endpoint = Endpoint(self._addresses[(caller + place) % len(self._addresses)])
+                self._tasks.append(asyncio.create_task(self._call(work, endpoint, key, f"{key.decode()}/{caller}")))
 
     async def stop(self) -> None:
         """Stop, and wait for the operations in flight."""
@@ -103,13 +103,13 @@ class MixedLoad:
         await asyncio.gather(*self._tasks)
         self.history.close()
 
-    async def _call(self, work: Callable[..., Any], door: Door, key: bytes, name: str) -> None:
+    async def _call(self, work: Callable[..., Any], endpoint: Endpoint, key: bytes, name: str) -> None:
         process = name
         while not self._stopping:
             pending: Pending | None = None
             try:
                 pending, commands, done = work(process, key)
-                done(pending, await door.ask(*commands, timeout_s=self._random.choice(TIMEOUTS_S)))
+                done(pending, await endpoint.ask(*commands, timeout_s=self._random.choice(TIMEOUTS_S)))
             except NotDone as error:
                 self._note(error)
                 if pending is not None:
@@ -119,8 +119,8 @@ class MixedLoad:
                 if pending is not None:
                     pending.info()
                 process = f"{name}#{next(self._incarnations)}"
-            await asyncio.sleep(REST_S * 2 * self._random.random())
-        door.close()
+            await asyncio.sleep(PAUSE_S * 2 * self._random.random())
+        endpoint.close()
 
     def _note(self, error: Exception) -> None:
         self.errors[" ".join(str(error).split()[:2])] += 1

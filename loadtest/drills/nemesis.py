@@ -22,7 +22,7 @@ from random import Random
 from kvstore.env.liveness.evidence import FORGIVEN_S, HOLD_FIRST_S, HOLD_MAX_S
 from kvstore.env.liveness.watchdog import GAVE_UP, NOT_LIVE
 from loadtest.drills.load import Load
-from loadtest.drills.mixed import Door, NotDone, Unknown
+from loadtest.drills.mixed import Endpoint, NotDone, Unknown
 from loadtest.drills.net import CLIENTS, ZOOKEEPER, Cut, WiredCluster
 from tests.cluster.unfit.quota import file_sizes_limited
 
@@ -144,15 +144,15 @@ class Field:
         """Return the first node's reply. Raises NotDone or Unknown if no node replies within PATIENCE_S."""
         until = time.perf_counter() + PATIENCE_S
         for node in itertools.cycle(self.nodes):
-            door = Door(self.cluster.address(node, "resp"))
+            endpoint = Endpoint(self.cluster.address(node, "resp"))
             try:
-                return await door.ask(words, timeout_s=5.0)
+                return await endpoint.ask(words, timeout_s=5.0)
             except (NotDone, Unknown):
                 if time.perf_counter() > until:
                     raise
                 await asyncio.sleep(0.2)
             finally:
-                door.close()
+                endpoint.close()
         raise AssertionError("a cluster has nodes")
 
     def pid(self, process: str) -> int:

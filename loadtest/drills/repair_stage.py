@@ -29,8 +29,8 @@ from loadtest.drills.stage import Stage
 from tests.cluster.harness import Cluster
 
 T = TypeVar("T")
-WHOLE_MAX_S = 240.0
-LOOK_S = 0.5
+COMPLETE_MAX_S = 240.0
+POLL_S = 0.5
 ANSWER_S = 3.0
 """Timeout of a request to a node that may be paused, because other nodes are checked too."""
 FILL_AT_ONCE = 20
@@ -55,7 +55,7 @@ class Copied:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._said: dict[int, dict[str, float]] = {}
+        self._statistics: dict[int, dict[str, float]] = {}
         """The last counters, by process."""
 
     def look(self, *nodes: str) -> dict[str, dict[str, float]]:
@@ -64,12 +64,12 @@ class Copied:
         for node in nodes or self._cluster.ids:
             with suppress(OSError, KeyError):
                 said = self._cluster.status(node, timeout_s=ANSWER_S)
-                found[node] = self._said[self._cluster.pid(node)] = said["autorecovery"]
+                found[node] = self._statistics[self._cluster.pid(node)] = said["autorecovery"]
         return found
 
     def total(self) -> Made:
         self.look()
-        said = self._said.values()
+        said = self._statistics.values()
         return Made(*(int(sum(each[name] for each in said)) for name in ("copies_made", "copied_bytes", "paced_bytes")))
 
 
@@ -137,23 +137,23 @@ class RepairStage(Stage):
         of `zones` as possible."""
         return await self.with_store(lambda store: _faults(store, write, zones, self.lost))
 
-    async def wait_whole(self, *, write: int, zones: int = 1, most_s: float = WHOLE_MAX_S) -> float:
+    async def wait_complete(self, *, write: int, zones: int = 1, most_s: float = COMPLETE_MAX_S) -> float:
         """Wait until nothing is under-replicated. Return the time in seconds, at most `most_s`."""
         since, found = time.perf_counter(), ["not looked at yet"]
         while found and time.perf_counter() - since < most_s:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
             await asyncio.to_thread(self.copied.look)
             try:
                 found = await self.faults(write=write, zones=zones)
             except StoreError as error:
                 found = [repr(error)]
         for each in found[:10]:
-            self.say(f"still: {each}")
+            self.log(f"still: {each}")
         return time.perf_counter() - since
 
     async def check_files(self, name: str) -> None:
         """Check that fsck finds no error, and soon no warning."""
-        deadline = time.perf_counter() + WHOLE_MAX_S
+        deadline = time.perf_counter() + COMPLETE_MAX_S
         while True:
             found = await asyncio.to_thread(self.command, "fsck", "--strict")
             is_clean = not found.get("errors", 1) and not found.get("warnings", 1)
@@ -162,9 +162,9 @@ class RepairStage(Stage):
             await asyncio.sleep(2)
         self.report.add_safety(f"{name}: fsck: errors", found.get("errors", 1))
         self.report.add(f"{name}: fsck: warnings", found.get("warnings", 1), most=0)
-        self.say(f"fsck: {found.get('ledgers')} ledgers, {found.get('entries')} entries, {found.get('copies')} copies")
+        self.log(f"fsck: {found.get('ledgers')} ledgers, {found.get('entries')} entries, {found.get('copies')} copies")
         if not is_clean:
-            self.say(json.dumps(found)[-2_000:])
+            self.log(json.dumps(found)[-2_000:])
 
     def command(self, *arguments: str) -> Any:
         """Run a `kvstore` command and return its JSON document."""

@@ -23,7 +23,7 @@ from kvstore.wal.bookies import BookieClients
 from kvstore.wal.placement import machine_of_bookie
 from loadtest.drills.load import Load
 from loadtest.drills.many_ledgers import many_ledgers
-from loadtest.drills.repair_stage import ANSWER_S, SUPERVISOR_S, WHOLE_MAX_S, Made, RepairStage
+from loadtest.drills.repair_stage import ANSWER_S, COMPLETE_MAX_S, SUPERVISOR_S, Made, RepairStage
 
 WRITE = 3
 MIB = 1 << 20
@@ -59,12 +59,14 @@ async def destroyed(stage: RepairStage, at_once: int) -> None:
             for node in chosen:
                 await stage.start_again(node)
             up = time.perf_counter() - began
-            await stage.wait_whole(write=WRITE, zones=WRITE)
+            await stage.wait_complete(write=WRITE, zones=WRITE)
             took, made = time.perf_counter() - began, await asyncio.to_thread(stage.copied.total) - before
             gaps = [load.longest_gap(each, began, time.perf_counter())[0] for each in load.partitions]
             what = f"{name}: round {number + 1} ({', '.join(chosen)})"
             stage.report.add(f"{what}: up again after", up, unit="s")
-            stage.report.add(f"{what}: every ledger whole and in {WRITE} zones after", took, most=WHOLE_MAX_S, unit="s")
+            stage.report.add(
+                f"{what}: every ledger whole and in {WRITE} zones after", took, most=COMPLETE_MAX_S, unit="s"
+            )
             stage.report.add(f"{what}: copies made", made.copies, least=1)
             stage.report.add(f"{what}: bytes copied", made.bytes / MIB, unit="MiB")
             stage.report.add(f"{what}: longest gap between acknowledged writes", max(gaps), unit="s")
@@ -72,11 +74,11 @@ async def destroyed(stage: RepairStage, at_once: int) -> None:
     await stage.under_load(name, work)
     faults = await stage.faults(write=WRITE, zones=WRITE)
     stage.report.add_safety(f"{name}: ledgers without {WRITE} copies in {WRITE} zones", len(faults))
-    await _look_as_operator(stage, name)
+    await _check_as_operator(stage, name)
     await stage.check_files(name)
 
 
-async def _look_as_operator(stage: RepairStage, name: str) -> None:
+async def _check_as_operator(stage: RepairStage, name: str) -> None:
     """Check that lost bookies are listed as away and named by no ledger, until they are decommissioned."""
     until = time.perf_counter() + SETTLED_MAX_S
     while True:  # a bookie may have lost its session just now, or be late for a copy
@@ -87,7 +89,7 @@ async def _look_as_operator(stage: RepairStage, name: str) -> None:
             break
         await asyncio.sleep(1)
     for each in wrong:
-        stage.say(f"bookie list: {listed.get(each)}")
+        stage.log(f"bookie list: {listed.get(each)}")
     stage.report.add(
         f"{name}: lost bookies that `bookie list` shows as anything but away, without ledgers", len(wrong), most=0
     )
@@ -109,8 +111,8 @@ async def rate(stage: RepairStage, limit: int | None) -> None:
     began = time.perf_counter()
     copied = asyncio.create_task(_spans_of_copying(stage))
     await stage.start_again(victim)
-    await stage.wait_whole(write=WRITE)
-    stage.say(f"whole after {time.perf_counter() - began:.1f} s")
+    await stage.wait_complete(write=WRITE)
+    stage.log(f"whole after {time.perf_counter() - began:.1f} s")
     copied.cancel()
     spans, judged = await copied, 0
     for node, said in stage.copied.look().items():
@@ -171,7 +173,7 @@ async def restarts(stage: RepairStage) -> None:
     await asyncio.sleep(SETTLE_S)
     _add_made(stage, f"away for {AWAY_S:.0f} s", await asyncio.to_thread(stage.copied.total) - before)
     await stage.under_load("rolling restart", lambda _: _restart_all(stage, "rolling restart under load"))
-    await stage.wait_whole(write=WRITE)
+    await stage.wait_complete(write=WRITE)
     await stage.check_files("rolling restart")
 
 
@@ -209,7 +211,7 @@ async def _stored(stage: RepairStage) -> int:
 # ── who repairs stands still ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def stood_still(stage: RepairStage) -> None:
+async def halted(stage: RepairStage) -> None:
     """Pause the auditor's process and then a worker's with SIGSTOP, while they copy under load, for longer than their
     sessions."""
     await stage.fill(24 * MIB, value_bytes=50_000)
@@ -220,7 +222,7 @@ async def stood_still(stage: RepairStage) -> None:
         await _stop_worker(stage)
 
     await stage.under_load(name, work)
-    await stage.wait_whole(write=WRITE)
+    await stage.wait_complete(write=WRITE)
     faults = await stage.faults(write=WRITE, zones=1)
     stage.report.add_safety(f"{name}: ledgers that are not whole", len(faults))
     await stage.check_files(name)
@@ -257,7 +259,7 @@ async def _stop_auditor(stage: RepairStage) -> None:
     (auditor,) = await _wait_office(stage, ())
     await _destroy_one(stage, next(each for each in stage.cluster.ids if each != auditor))
     worker = await _busy(stage)
-    stage.say(f"{auditor} is auditor and stands still, while {worker} copies")
+    stage.log(f"{auditor} is auditor and stands still, while {worker} copies")
     began = time.perf_counter()
     stage.cluster.pause(auditor)
     others = [node for node in stage.cluster.ids if node != auditor]
@@ -275,8 +277,8 @@ async def _stop_auditor(stage: RepairStage) -> None:
             doubles, claims_s = doubles + 1, at
         await asyncio.sleep(0.02)
     stage.report.add("auditor stopped: two claim the office at once, for up to", claims_s, most=1.0, unit="s")
-    stage.say(f"{successor} of {others} is auditor now; looks that found two: {doubles}")
-    await stage.wait_whole(write=WRITE)
+    stage.log(f"{successor} of {others} is auditor now; looks that found two: {doubles}")
+    await stage.wait_complete(write=WRITE)
 
 
 async def _wait_office(stage: RepairStage, but: tuple[str, ...]) -> list[str]:
@@ -304,10 +306,10 @@ async def _stop_worker(stage: RepairStage) -> None:
         held = await stage.with_store(partial(_locked_by, worker=worker))
         if held:
             break
-        stage.say(f"{worker} has no lock any more")
+        stage.log(f"{worker} has no lock any more")
         stage.cluster.resume(worker)
-        await stage.wait_whole(write=WRITE)
-    stage.say(f"{worker} stands still with the locks of ledgers {held}")
+        await stage.wait_complete(write=WRITE)
+    stage.log(f"{worker} stands still with the locks of ledgers {held}")
     stage.report.add("worker stopped: ledgers that it had the locks of", len(held), least=1)
     await stage.with_store(partial(_wait_released, worker=worker))
     stage.report.add("worker stopped: its locks gone after", time.perf_counter() - began, most=SESSION_S + 3, unit="s")
@@ -318,7 +320,7 @@ async def _stop_worker(stage: RepairStage) -> None:
         most=TAKEN_OVER_MAX_S,
         unit="s",
     )
-    stage.say(f"taken by: {taken}")
+    stage.log(f"taken by: {taken}")
     stage.report.add("worker stopped: ledgers that nobody took", len(held) - len(taken), most=0)
     stage.cluster.resume(worker)
     await asyncio.to_thread(stage.cluster.wait_ready, worker)
@@ -381,7 +383,7 @@ async def wiped(stage: RepairStage) -> None:
             stage.report.add(f"{what}: questions to the former one where the new one listens", both.asked, least=1)
             stage.report.add_safety(f"{what}: answers to these", both.answered)
             stage.report.add(f"{what}: answers in its own name", both.own, least=1)
-            await stage.wait_whole(write=WRITE)
+            await stage.wait_complete(write=WRITE)
 
     await stage.under_load(name, work)
     await stage.check_files(name)
@@ -464,7 +466,7 @@ SCENES: dict[str, Scene] = {
     "rate by the throttle": Scene(partial(rate, limit=RATE), settings=(*_SOON, f"autorecovery.bytes_per_s={RATE}")),
     "rate by the disk": Scene(partial(rate, limit=None), settings=(*_SOON, f"autorecovery.bytes_per_s={1 << 31}")),
     "restarts": Scene(restarts, settings=("autorecovery.lost_bookie_delay_s=60",)),
-    "repair stands still": Scene(stood_still, settings=(*_SOON, f"autorecovery.bytes_per_s={MIB // 2}")),
+    "repair stands still": Scene(halted, settings=(*_SOON, f"autorecovery.bytes_per_s={MIB // 2}")),
     "wiped while registered": Scene(wiped, settings=_SOON),
     "many ledgers": Scene(many_ledgers, nodes=3, partitions=1, settings=_SOON),
 }

@@ -33,11 +33,11 @@ of a key."""
 POOL = 6_000
 """Keys of each kind to choose from."""
 SCANNED = 200
-REST_S = 0.032
+PAUSE_S = 0.032
 """Average pause of a caller between two operations. All callers together make about 480 operations a second. That
 leaves a machine with two cores a third of its time while ranges move, so the figures show the moves and not the queue
 for a processor."""
-SCAN_REST_S = 0.5
+SCAN_PAUSE_S = 0.5
 AIMED_TRIES = 300
 
 Span = tuple[int, int]
@@ -90,8 +90,10 @@ def _holds(order: Sequence[Span], starts: Sequence[int], token: int) -> bool:
 class RingLoad:
     """The load. It runs from `start` to `stop` on the ranges that `aim` names; then `verify` reports what was wrong."""
 
-    def __init__(self, client: AsyncClient, statics: dict[bytes, bytes], seed: int, *, rest_s: float = REST_S) -> None:
-        self.client, self.statics, self._rest_s = client, statics, rest_s
+    def __init__(
+        self, client: AsyncClient, statics: dict[bytes, bytes], seed: int, *, pause_s: float = PAUSE_S
+    ) -> None:
+        self.client, self.statics, self._pause_s = client, statics, pause_s
         self._token_of = token_of = client.cluster.token_of
         self._shared = Registers(client)
         self.history, self.errors = self._shared.history, self._shared.errors
@@ -206,7 +208,7 @@ class RingLoad:
                     work = self._register(kind, register, name)
                     if await self._timed(self.waits, kind != "get", register, work) is Outcome.UNKNOWN:
                         name = f"w{next(self._names)}"
-            await asyncio.sleep(self._rest_s * 2 * random.random())
+            await asyncio.sleep(self._pause_s * 2 * random.random())
 
     async def _timed(self, waits: list[Wait], is_write: bool, key: bytes, work: Awaitable[Outcome]) -> Outcome:
         began = time.perf_counter()  # the wall clock may be set meanwhile
@@ -288,7 +290,7 @@ class RingLoad:
                 await self._timed(self.steady, True, key, self._write_steady(key, held))
             else:
                 await self._timed(self.steady, False, key, self._read_steady(key, held))
-            await asyncio.sleep(self._rest_s * 2 * random.random())
+            await asyncio.sleep(self._pause_s * 2 * random.random())
 
     async def _write_steady(self, key: bytes, held: dict[bytes, set[bytes | None]]) -> Outcome:
         value = b"%d" % next(self._names)
@@ -325,7 +327,7 @@ class RingLoad:
                     self._wrong("doubled", f"scan {self.scans}: {len(found) - len(set(found))} keys twice")
                 if set(found) != set(self._scanned):
                     self._wrong("not found", f"scan {self.scans} has {len(found)} of {SCANNED} keys")
-            await asyncio.sleep(SCAN_REST_S)
+            await asyncio.sleep(SCAN_PAUSE_S)
 
 
 def rate(waits: Sequence[Wait], since: float, until: float) -> float:

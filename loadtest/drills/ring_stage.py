@@ -26,7 +26,7 @@ from loadtest.drills.spans import read_logs
 from loadtest.drills.stage import Report
 from tests.cluster.harness import Cluster
 
-LOOK_S = 0.25
+POLL_S = 0.25
 MOVED_MAX_S = 300.0
 RETIRED_MAX_S = 60.0
 COMMAND_TRIES = 10
@@ -55,7 +55,7 @@ class RingStage:
                 some = {name: self.statics[name] for name in names[start : start + 1_000]}
                 await client.put_many(some, timeout_s=60)
 
-    def say(self, what: str) -> None:
+    def log(self, what: str) -> None:
         print(f"    {what}", file=sys.stderr, flush=True)
 
     # ── commands ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -64,7 +64,7 @@ class RingStage:
         """Run a `kvstore` command. Return its exit code and JSON document."""
         place = ["--data-dir", str(self.cluster.local.data_dir), "--json"]
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "kvstore", *words, *place), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            sys.executable, "-m", "kvstore", *words, *place, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
         try:
             out, errors = await process.communicate()
@@ -72,7 +72,7 @@ class RingStage:
             process.kill()
             raise
         if process.returncode:
-            self.say(f"{' '.join(words)}: {errors.decode()[-500:]}")
+            self.log(f"{' '.join(words)}: {errors.decode()[-500:]}")
         return process.returncode or 0, json.loads(out or b"null")
 
     async def change(self, *words: str) -> ChangeRingResponse:
@@ -96,7 +96,7 @@ class RingStage:
             try:
                 return await asyncio.to_thread(change_ring, request, ClusterOptions(self.cluster.local.data_dir))
             except StoreError as error:
-                self.say(f"asked in vain: {error!r}")
+                self.log(f"asked in vain: {error!r}")
                 await asyncio.sleep(1)
         raise AssertionError(f"nobody answers: {request}")
 
@@ -121,13 +121,13 @@ class RingStage:
             try:
                 moves = await self.open_moves()
             except StoreError as error:
-                self.say(f"no status: {error!r}")
-                await asyncio.sleep(LOOK_S)
+                self.log(f"no status: {error!r}")
+                await asyncio.sleep(POLL_S)
                 continue
             if not moves:
                 break
             load.focus((each.first, each.last) for each in moves if each.state == "copying")
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
         load.focus(())
 
     async def retired(self) -> None:
@@ -152,7 +152,7 @@ class RingStage:
         leaders = await asyncio.to_thread(self.cluster.leaders)
         nodes = [leaders[name] for each in moves if (name := getattr(each, role)) in leaders]
         node = self.random.choice(nodes or self.cluster.ids)
-        self.say(f"kill -9 of {node}, {role} of a move: {bool(nodes)}")
+        self.log(f"kill -9 of {node}, {role} of a move: {bool(nodes)}")
         await asyncio.to_thread(self.cluster.kill, node)
         await asyncio.sleep(self.random.uniform(0.1, 2.0))
         await asyncio.to_thread(self.cluster.start_node, node)
@@ -166,7 +166,7 @@ class RingStage:
         except StoreError:
             is_open = False
         place = await asyncio.to_thread(self.cluster.kill_zookeeper_leader)
-        self.say(f"kill -9 of member {place + 1} of ZooKeeper, which led it; moves open: {is_open}")
+        self.log(f"kill -9 of member {place + 1} of ZooKeeper, which led it; moves open: {is_open}")
         await asyncio.sleep(self.random.uniform(0.1, 3.0))
         await asyncio.to_thread(self.cluster.restart_zookeeper, place)
         return is_open
@@ -181,9 +181,9 @@ class RingStage:
         code, found = await self.command("fsck")
         problems = load.problems + Counter({FSCK: found["errors"] if found else 1 + code})
         for each in load.first_problems:
-            self.say(f"PROBLEM {each}")
+            self.log(f"PROBLEM {each}")
         said = f"{count} operations, {len(load.history)} of them for the checkers, {load.scans} scans"
-        self.say(f"{said}; wrong: {dict(problems)}; errors told to callers: {dict(load.errors)}")
+        self.log(f"{said}; wrong: {dict(problems)}; errors told to callers: {dict(load.errors)}")
         return problems
 
     def hand_overs(self, spans: dict[int, Span]) -> dict[int, HandOver]:

@@ -25,7 +25,7 @@ from loadtest.drills import crowds as crowds
 from loadtest.drills.contest import Contest
 from loadtest.drills.faults import check_files
 from loadtest.drills.load import Load
-from loadtest.drills.mixed import Door, MixedLoad, NotDone, Unknown
+from loadtest.drills.mixed import Endpoint, MixedLoad, NotDone, Unknown
 from loadtest.drills.nemesis import FAULTS, ONE_ILL, REPAIRED_MAX_S, Field
 from loadtest.drills.net import WiredCluster
 from loadtest.drills.stage import Counts, Report, Stage
@@ -69,7 +69,7 @@ async def rounds(cluster: WiredCluster, report: Report, *, seed: int, minutes: f
             sizes.append(await _round(stage, load, random, names, f"round {number} of seed {seed}"))
 
         await stage.under_load(f"round {number}", work)
-        _look_at_logs(stage, cluster.local.data_dir / "logs", seen)
+        _check_logs(stage, cluster.local.data_dir / "logs", seen)
         if time.perf_counter() > until:
             break
     if len(sizes) >= ROUNDS_OF_GROWTH_MIN:
@@ -107,16 +107,16 @@ async def _round(stage: Stage, load: Load, random: Random, names: list[str], tit
     stage.report.add_safety(f"{title}: wrong answers to crowds", len(field.wrong))
     stage.report.add(f"{title}: lost disks not repaired in {REPAIRED_MAX_S:.0f} s", len(field.unrepaired), most=0)
     for each in (*field.wrong, *field.unrepaired, *held_twice[:5]):
-        stage.say(each)
+        stage.log(each)
     await _judge(stage, mixed, title)
-    return _look_at_processes(stage, field, title)
+    return _check_processes(stage, field, title)
 
 
 async def _accidents(stage: Stage, field: Field, names: list[str], title: str) -> None:
     """Run several faults at once until all are over, then measure the time until the cluster is healthy."""
     chosen = field.random.sample(names, min(len(names), field.random.choice(AT_ONCE)))
     starts = [field.random.random() * BEGIN_WITHIN_S for _ in chosen]
-    stage.say(f"{time.strftime('%H:%M:%S')} {' + '.join(chosen)}")
+    stage.log(f"{time.strftime('%H:%M:%S')} {' + '.join(chosen)}")
 
     async def one(name: str, start: float) -> None:
         await asyncio.sleep(start)
@@ -138,7 +138,7 @@ async def _accidents(stage: Stage, field: Field, names: list[str], title: str) -
         slow = [f"{way} {each:.1f} s" for way, each in zip(["client", *field.nodes], back, strict=True)]
         stage.report.add(f"{title}: back after {' + '.join(chosen)}: {', '.join(slow)}", took, most=most, unit="s")
     else:
-        stage.say(f"{time.strftime('%H:%M:%S')} back after {took:.1f} s")
+        stage.log(f"{time.strftime('%H:%M:%S')} back after {took:.1f} s")
     await asyncio.sleep(1.0)
 
 
@@ -154,14 +154,14 @@ async def _is_back_by_client(field: Field, since: float) -> float:
 async def _is_back_by(field: Field, node: str, since: float) -> float:
     """Return the seconds until every partition has accepted a write through the node, on a new connection."""
     for tag in field.load.tags:
-        door = Door(field.cluster.address(node, "resp"))
+        endpoint = Endpoint(field.cluster.address(node, "resp"))
         while time.perf_counter() - since < BACK_WAIT_S:
             try:
-                await door.ask([b"SET", b"{%b}back" % tag, b"1"], timeout_s=2.0)
+                await endpoint.ask([b"SET", b"{%b}back" % tag, b"1"], timeout_s=2.0)
                 break
             except (NotDone, Unknown):
                 await asyncio.sleep(0.05)
-        door.close()
+        endpoint.close()
     return time.perf_counter() - since
 
 
@@ -171,19 +171,19 @@ async def _judge(stage: Stage, mixed: MixedLoad, title: str) -> None:
         await asyncio.to_thread(check_search, mixed.history)
     except Undecided as error:
         undecided = 1
-        stage.say(str(error))
+        stage.log(str(error))
     except Violation as error:
         wrong = 1
-        stage.say(f"VIOLATION {error}")
+        stage.log(f"VIOLATION {error}")
     if wrong or undecided:
         mixed.history.dump(stage.cluster.local.data_dir / "logs" / f"{title.replace(' ', '-')}.jsonl")
     counts = dict(mixed.history.counts())
     stage.report.add_safety(f"{title}: violations in {len(mixed.history)} operations by Redis", wrong)
     stage.report.add(f"{title}: searches without a verdict", undecided, most=0)
-    stage.say(f"by Redis: {counts}, {dict(mixed.errors.most_common(8))}")
+    stage.log(f"by Redis: {counts}, {dict(mixed.errors.most_common(8))}")
 
 
-def _look_at_processes(stage: Stage, field: Field, title: str) -> float:
+def _check_processes(stage: Stage, field: Field, title: str) -> float:
     ended = [node for node in field.nodes if not field.cluster.is_running(node)]
     stage.report.add_safety(f"{title}: processes that ended by themselves {ended}", len(ended))
     for node in ended:
@@ -194,7 +194,7 @@ def _look_at_processes(stage: Stage, field: Field, title: str) -> float:
     return largest
 
 
-def _look_at_logs(stage: Stage, logs: Path, seen: dict[Path, int]) -> None:
+def _check_logs(stage: Stage, logs: Path, seen: dict[Path, int]) -> None:
     """Report unexpected log lines since the last check."""
     found = []
     for path in sorted(logs.iterdir()):
@@ -203,4 +203,4 @@ def _look_at_logs(stage: Stage, logs: Path, seen: dict[Path, int]) -> None:
         seen[path] = len(lines)
     stage.report.add_safety("unexpected errors in logs", len(found))
     for line in found[:10]:
-        stage.say(line)
+        stage.log(line)

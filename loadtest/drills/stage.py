@@ -99,9 +99,9 @@ class Stage:
         self.report.add_safety(f"{name}: acknowledged writes lost, of {load.unique}", len(missing))
         violations = await asyncio.to_thread(_violations, load)
         self.report.add_safety(f"{name}: violations in {len(load.history)} recorded operations", violations)
-        self.say(f"errors told to callers: {dict(load.errors)}")
+        self.log(f"errors told to callers: {dict(load.errors)}")
 
-    def say(self, what: str) -> None:
+    def log(self, what: str) -> None:
         print(f"    {what}", file=sys.stderr, flush=True)
 
     async def led_by(self, load: Load) -> dict[str, str]:
@@ -128,7 +128,7 @@ class Stage:
             if len(since) == len(wanted) and now - max(since.values()) >= CALM_S:
                 return since
             await asyncio.sleep(0.1)
-        self.say(f"not calm after {CALM_MAX_S:.0f} s: {await self.led_by(load)}, wanted {wanted}")
+        self.log(f"not calm after {CALM_MAX_S:.0f} s: {await self.led_by(load)}, wanted {wanted}")
         return since
 
     async def start_again(self, node: str) -> None:

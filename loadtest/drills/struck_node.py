@@ -17,7 +17,7 @@ from pathlib import Path
 
 from kvstore.env.clock import SystemClock
 
-LOOK_AGAIN_S = 0.05
+RECHECK_S = 0.05
 
 
 def write_ahead(file: Path, ahead_s: float) -> None:
@@ -38,7 +38,7 @@ def install(file: Path) -> None:
     def wall_ms(self: SystemClock) -> int:
         nonlocal ahead_ms, looked_at
         now = self.now()
-        if now - looked_at > LOOK_AGAIN_S:
+        if now - looked_at > RECHECK_S:
             looked_at = now
             ahead_ms = round(float(file.read_text()) * 1000) if file.exists() else 0
         return right(self) + ahead_ms

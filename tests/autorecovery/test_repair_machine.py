@@ -9,14 +9,14 @@ import pytest
 
 from kvstore.autorecovery.repair_machine import (
     AGAIN_S_MAX,
+    CHECKS_MAX,
     DOUBTFUL,
     FIRST_S,
     IN_GRACE,
     IS_LED,
-    LOOKS_MAX,
-    NO_ROOM,
     NO_SPARE,
     PATIENCE,
+    READ_ONLY,
     UNCOVERED,
     AttemptFailed,
     AttemptHistory,
@@ -89,7 +89,7 @@ def test_repair_replaces_a_lost_bookie_after_filling_the_new_one() -> None:
     assert fill.wanted.fragments[0].ensemble == (B1, B2, B4)
     assert (fill.must, fill.may, fill.last) == ({B4}, {B1, B2}, e(9))
     assert work.handle(Filled()) == WriteMetadata(fill.wanted, 4)
-    assert work.handle(MetadataWritten()) == End(is_whole=True)
+    assert work.handle(MetadataWritten()) == End(is_complete=True)
 
 
 def test_repair_keeps_the_place_of_a_returned_bookie() -> None:
@@ -97,7 +97,7 @@ def test_repair_keeps_the_place_of_a_returned_bookie() -> None:
     fill = filling(work, CLOSED, standing(B1, B2, B3, B4))
     assert fill.wanted == CLOSED
     assert B3 in fill.must, "entries that it may lack are copied"
-    assert work.handle(Filled()) == End(is_whole=True)
+    assert work.handle(Filled()) == End(is_complete=True)
 
 
 def test_repair_keeps_the_place_of_an_unmarked_absent_bookie() -> None:
@@ -124,21 +124,21 @@ def test_repair_names_no_bookie_for_entries_that_it_lacks() -> None:
     assert [each.ensemble for each in command.wanted.fragments] == [(B1, B2, B4), (B1, B3, B2)]
     end = work.handle(MetadataWritten())
     assert isinstance(end, End)
-    assert not end.is_whole
+    assert not end.is_complete
     assert "the first is 7" in end.reason
 
 
 def test_repair_keeps_the_mark_without_a_spare_bookie() -> None:
     work = machine(B3)
     filling(work, CLOSED, standing(B1, B2))
-    assert work.handle(Filled()) == End(is_whole=False, reason=NO_SPARE, again_s=FIRST_S)
+    assert work.handle(Filled()) == End(is_complete=False, reason=NO_SPARE, again_s=FIRST_S)
 
 
 def test_repair_keeps_the_mark_while_a_marked_bookie_is_full() -> None:
     work = machine(B2)
     fill = filling(work, CLOSED, standing(B1, B3, readonly=(B2,)))
     assert B2 not in fill.takers
-    assert work.handle(Filled(has_room=False)) == End(is_whole=False, reason=NO_ROOM, again_s=FIRST_S)
+    assert work.handle(Filled(has_capacity=False)) == End(is_complete=False, reason=READ_ONLY, again_s=FIRST_S)
 
 
 def test_repair_keeps_the_mark_but_replaces_lost_when_a_bookie_refuses() -> None:
@@ -148,7 +148,7 @@ def test_repair_keeps_the_mark_but_replaces_lost_when_a_bookie_refuses() -> None
     assert work.handle(Filled(refused=frozenset({B2}))) == WriteMetadata(fill.wanted, 4)
     end = work.handle(MetadataWritten())
     assert isinstance(end, End)
-    assert not end.is_whole
+    assert not end.is_complete
     assert end.reason == f"has bookies that do not answer or take no copies: {B2}"
 
 
@@ -163,19 +163,19 @@ def test_repair_reads_copies_only_of_bookies_that_list_unreadable_ones() -> None
 
 
 def test_repair_ends_when_the_ledger_is_gone() -> None:
-    assert machine(B3).handle(Gone()) == End(is_whole=True)
+    assert machine(B3).handle(Gone()) == End(is_complete=True)
 
 
 def test_repair_restarts_after_a_conflict_a_limited_number_of_times() -> None:
     work = machine(B3)
-    for _ in range(LOOKS_MAX - 1):
+    for _ in range(CHECKS_MAX - 1):
         filling(work, CLOSED, standing(B1, B2, B4))
         work.handle(Filled())
         assert work.handle(Overtaken()) == ReadMetadata()
     filling(work, CLOSED, standing(B1, B2, B4))
     end = work.handle(Overtaken())
     assert isinstance(end, End)
-    assert not end.is_whole
+    assert not end.is_complete
 
 
 def test_repair_backs_off_after_failed_attempts() -> None:
@@ -263,7 +263,7 @@ def after_grace(
 ) -> Command:
     past, writer = AttemptHistory(), Writer(is_led=False, lac=e(3), doubtful=doubtful)
     first = judged(machine(B3, past=past), metadata, who, writer)
-    assert first == End(is_whole=False, reason=IN_GRACE, again_s=GRACE_S)
+    assert first == End(is_complete=False, reason=IN_GRACE, again_s=GRACE_S)
     return judged(machine(B3, past=past), metadata, who, writer, NOW + GRACE_S)
 
 

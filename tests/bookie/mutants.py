@@ -282,7 +282,7 @@ def _deaf_to_zeroes() -> None:
 
 @mutant("is never too busy for another add")
 def _open_door() -> None:
-    replace(service_module.BookieConnection, "_lacks_room", lambda _original: lambda self, _payload: False)
+    replace(service_module.BookieConnection, "_must_wait", lambda _original: lambda self, _payload: False)
 
 
 @mutant("delays all requests while many wait for the metadata store")
@@ -292,7 +292,7 @@ def _one_door() -> None:
 
 @mutant("keeps unlimited batches for a client that does not read")
 def _any_batch() -> None:
-    replace(questions_module, "has_room", lambda _original: lambda *_: True)
+    replace(questions_module, "has_capacity", lambda _original: lambda *_: True)
 
 
 @mutant("keeps polls of a closed connection")

@@ -20,8 +20,8 @@ from tests.sim.world.env import NodeCrashed, SimWorld
 from tests.sim.world.pause import pause
 
 L = 7
-NO_ROOM = ("ENOSPC", "EDQUOT", "EFBIG")
-PASSING = (*NO_ROOM, "EAGAIN", "EINTR", "ENOMEM", "EMFILE", "ENFILE")
+NO_SPACE = ("ENOSPC", "EDQUOT", "EFBIG")
+PASSING = (*NO_SPACE, "EAGAIN", "EINTR", "ENOMEM", "EMFILE", "ENFILE")
 BROKEN = ("EIO", "EROFS", "ENXIO", "ENODEV", "ESTALE", "ETIMEDOUT", "EUCLEAN")
 JOURNAL_WRITES = ("create", "allocate", "pwrite")
 INDEX_WRITES = ("open", "create", "pwrite", "truncate", "submit_sync", "sync", "rename", "sync_dir")

@@ -129,7 +129,7 @@ def test_first_up_that_fails_keeps_files_that_were_there(tmp_path: Path, monkeyp
     monkeypatch.setattr("kvstore.devcluster.zookeeper.find_java", no_java)
     offset = str(planned.port_offset)
     answer = kvstore(
-        *("up", "--detach", "--data-dir", str(tmp_path), "--port-offset", offset, "--set", "log.roll_age_s=60")
+        "up", "--detach", "--data-dir", str(tmp_path), "--port-offset", offset, "--set", "log.roll_age_s=60"
     )
     assert (answer.returncode, "no Java here" in answer.stderr) == (1, True), answer.stderr
     assert not (tmp_path / "cluster.json").exists()

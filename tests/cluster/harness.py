@@ -37,6 +37,7 @@ from kvstore.wal.config import BookieKind
 from tests import forked
 from tests.commands import Done, kvstore
 from tests.waiting import wait_until_blocking
+from tests.zookeeper_classes import use_archive
 
 OFFSETS = range(20_000, 24_000, 100)
 TIMEOUT_S = 90.0
@@ -134,6 +135,8 @@ class Cluster:
 
     def start(self) -> None:
         """Start the cluster, or its processes that are down, and wait until it serves."""
+        if self._wish.get("metadata") is not MetadataKind.ETCD:
+            use_archive()
         if (self.directory / "data" / "cluster.json").exists():
             self.local.up(UpOptions(data_dir=self.local.data_dir))
             return

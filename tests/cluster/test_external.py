@@ -54,8 +54,18 @@ def test_cluster_founded_beside_bookkeeper_leaves_its_data_unchanged(
     outside: Outside, found_there: dict[str, bytes], cluster: Cluster
 ) -> None:
     again = kvstore(
-        *("cluster", "init", "--zookeeper", outside.address, "--node", "n1", "--node", "n2", "--node", "n3"),
-        *("--secret-file", cluster.file.secret_file),
+        "cluster",
+        "init",
+        "--zookeeper",
+        outside.address,
+        "--node",
+        "n1",
+        "--node",
+        "n2",
+        "--node",
+        "n3",
+        "--secret-file",
+        cluster.file.secret_file,
     )
     assert (again.returncode, "the cluster existed already" in again.stdout) == (0, True), again.stderr
     assert outside.identity() == found_there

@@ -50,7 +50,7 @@ async def test_cancelled_join_restores_the_ring_and_leaves_no_garbage(stage: Rin
     await stage.throttle(BYTES_PER_S)
     planned = await stage.plan("add", "--count", "2")
     async with AsyncClient(stage.cluster.url) as client:
-        load = RingLoad(client, stage.statics, 1, rest_s=REST_S)
+        load = RingLoad(client, stage.statics, 1, pause_s=REST_S)
         load.aim(planned)
         await load.start()
         try:

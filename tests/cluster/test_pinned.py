@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.cluster]
 
 VALUES = {b"key%05d" % number: b"%d" % number * 20 for number in range(6_000)} | {b"large": b"x" * (1 << 20)}
 SPLIT_BYTES = 60_000
-WRITER_REST_S = 0.02
+WRITER_PAUSE_S = 0.02
 TTL_S = 600.0
 """TTL in seconds, longer than a test takes on a busy machine."""
 
@@ -61,7 +61,7 @@ def writing(cluster: Cluster) -> Iterator[None]:
                     client.put(b"new%d" % rounds, b"new")
                 except StoreError:
                     pass
-                over.wait(WRITER_REST_S)
+                over.wait(WRITER_PAUSE_S)
 
     thread = threading.Thread(target=write)
     thread.start()

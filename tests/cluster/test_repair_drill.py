@@ -11,7 +11,7 @@ import pytest
 from kvstore.meta.registration import RegisteredBookies
 from kvstore.types import BookieId, Fragment, LedgerId, LedgerMetadata, LedgerState, Quorum
 from loadtest.drills.repair_stage import RepairStage, faults_of
-from loadtest.drills.repairs import SCENES, destroyed, stood_still, wiped
+from loadtest.drills.repairs import SCENES, destroyed, halted, wiped
 from loadtest.drills.stage import QUICK, Report
 from tests.cluster.harness import Cluster, running_cluster
 
@@ -28,11 +28,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def stage(cluster: Cluster) -> RepairStage:
-    return RepairStage(cluster, replace(QUICK, rests=25.0), Report())
+    return RepairStage(cluster, replace(QUICK, rests=100.0), Report())
 
 
 async def test_other_workers_continue_when_the_repairing_one_is_paused(stage: RepairStage) -> None:
-    await stood_still(stage)
+    await halted(stage)
     judge(stage)
 
 

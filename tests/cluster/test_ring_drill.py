@@ -16,7 +16,7 @@ from tests.cluster.harness import Cluster, running_cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
-COURSE = Course(sizes=(1, 3, 2), rounds=1, keys=1_500, base_s=0.5, round_s=10.0, rest_s=0.2, operations_least=800)
+COURSE = Course(sizes=(1, 3, 2), rounds=1, keys=1_500, base_s=0.5, round_s=10.0, pause_s=0.2, operations_least=800)
 
 
 @pytest.fixture(scope="module")

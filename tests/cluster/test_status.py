@@ -78,7 +78,7 @@ def silent(document: dict[str, Any]) -> list[str]:
     return [each["id"] for each in document["nodes"] if each["no_answer"]]
 
 
-def wait_whole(cluster: Cluster) -> None:
+def wait_complete(cluster: Cluster) -> None:
     """Wait until every node answers and everything is served; copies may still be missing."""
     wait_for(
         cluster,
@@ -141,7 +141,7 @@ def test_status_and_its_watchers_name_a_killed_node_with_the_reason(cluster: Clu
     )
     assert "To start everything that is down, run: " in local
     cluster.start_node("n3")
-    wait_whole(cluster)
+    wait_complete(cluster)
 
 
 def test_status_is_not_delayed_by_a_hanging_node(cluster: Cluster) -> None:
@@ -153,7 +153,7 @@ def test_status_is_not_delayed_by_a_hanging_node(cluster: Cluster) -> None:
         assert "node n2: " in answer.stdout, "the next server is asked where the first one hangs"
     finally:
         cluster.resume("n2")
-    wait_whole(cluster)
+    wait_complete(cluster)
 
 
 def wait_same(cluster: Cluster, *words: str) -> Any:
@@ -209,7 +209,7 @@ def test_commands_show_last_known_state_while_metadata_is_unavailable(cluster: C
         assert (unknown.returncode, unknown.stdout) == (1, "")
     finally:
         cluster.resume_zookeeper()
-    wait_whole(cluster)
+    wait_complete(cluster)
     now = wait_same(cluster, "ledger", "list")
     assert set(ledgers) <= {each["id"] for each in now}
     assert wait_same(cluster, "ledger", "show", str(last))["id"] == last
@@ -233,7 +233,7 @@ def test_status_names_a_bookie_with_a_full_disk_and_its_free_space(cluster: Clus
     cluster.terminate("n3")
     config.write_text(before)
     cluster.start_node("n3")
-    wait_whole(cluster)
+    wait_complete(cluster)
 
 
 FINDING = 'kvstore_cluster_findings{finding="copies_lacking"} 1.0\n'
@@ -293,4 +293,4 @@ def test_status_names_partitions_without_a_leader(cluster: Cluster) -> None:
     assert kvstore("status", *at(cluster, "n2")).returncode == 2, "nobody answers there"
     cluster.start_node("n2")
     cluster.start_node("n3")
-    wait_whole(cluster)
+    wait_complete(cluster)

@@ -123,14 +123,14 @@ def test_up_restarts_processes_that_were_stopping(cluster: Cluster) -> None:
         os.kill(pid, signal.SIGTERM)
     said: list[str] = []
 
-    def go_on(line: str) -> None:
+    def resume(line: str) -> None:
         """Let a process take its SIGTERM once `up` waits for it."""
         said.append(line)
         for pid, words in ((store, "waiting for ZooKeeper"), (node.pid, "waiting for node n2")):
             if line.startswith(words) and pid is not None:
                 os.kill(pid, signal.SIGCONT)
 
-    LocalCluster(cluster.local.data_dir, go_on).up(UpOptions(data_dir=cluster.local.data_dir))
+    LocalCluster(cluster.local.data_dir, resume).up(UpOptions(data_dir=cluster.local.data_dir))
     assert "node n2 was stopping and has ended; starting it again" in said
     assert not is_alive(store)
     assert not is_alive(node.pid)

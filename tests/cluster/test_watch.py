@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 KEYS = [b"w%02d" % number for number in range(40)]
 ONE = KEYS[7]
-WRITER_REST_S, PAGES_REST_S = 0.01, 0.1
+WRITER_PAUSE_S, PAGES_REST_S = 0.01, 0.1
 """Pause of writers in seconds. Without it they would use the processors that a takeover needs."""
 
 
@@ -48,7 +48,7 @@ class Writer(threading.Thread):
                         self.done |= {(key, version): None} if version else {}
                     else:
                         self.done[key, client.put(key, value)] = value
-                    self._over.wait(WRITER_REST_S)
+                    self._over.wait(WRITER_PAUSE_S)
                 except OutcomeUnknown:
                     continue
                 except StoreError:

@@ -73,7 +73,11 @@ async def keep_a_ledger(cluster: Cluster, programs: Programs) -> LedgerId:
 async def killed_writer(cluster: Cluster | Processes) -> tuple[LedgerId, int]:
     """Return a ledger whose writer, our client, was killed, and the last entry that was confirmed to the writer."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.interop.python_client", "write", cluster.zookeeper.address),
+        sys.executable,
+        "-m",
+        "tests.interop.python_client",
+        "write",
+        cluster.zookeeper.address,
         stdout=asyncio.subprocess.PIPE,
     )
     assert process.stdout is not None
@@ -110,7 +114,12 @@ async def java_recovers(cluster: Cluster | Processes, programs: Programs) -> Non
 async def python_recovers(cluster: Cluster | Processes, ledger: LedgerId) -> None:
     """Recover a ledger of Java's with our client."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.interop.python_client", "recover", cluster.zookeeper.address, str(ledger)),
+        sys.executable,
+        "-m",
+        "tests.interop.python_client",
+        "recover",
+        cluster.zookeeper.address,
+        str(ledger),
         stdout=asyncio.subprocess.PIPE,
     )
     out, _ = await process.communicate()

@@ -124,7 +124,7 @@ def is_refused_at(endpoint: str, key: bytes) -> bool:
 
 @pytest.mark.cluster
 def test_value_set_at_one_endpoint_is_read_at_all(running: peers.Floor) -> None:
-    clients = [Client(endpoint) for endpoint in running.doors]
+    clients = [Client(endpoint) for endpoint in running.endpoints]
     for number, client in enumerate(clients):
         keys = [b"%d-%d" % (number, n) for n in range(100)]
         assert client.ask_all([(b"SET", key, b"v" + key) for key in keys]) == [b"OK"] * 100
@@ -141,14 +141,14 @@ def test_value_set_at_one_endpoint_is_read_at_all(running: peers.Floor) -> None:
 @pytest.mark.cluster
 def test_two_acknowledge_without_the_third_and_one_alone_does_not(running: peers.Floor) -> None:
     kill(running.pids[2])
-    for endpoint in running.doors[:2]:
+    for endpoint in running.endpoints[:2]:
         assert [set_at(endpoint, key, b"two") for key in LED_BY[:2]] == [b"OK", b"OK"]
         wait_until_blocking(partial(is_refused_at, endpoint, LED_BY[2]))
     kill(running.pids[1])
-    with closing(Client(running.doors[0])) as client, pytest.raises(TimeoutError):
+    with closing(Client(running.endpoints[0])) as client, pytest.raises(TimeoutError):
         client.ask(b"SET", LED_BY[0], b"alone", timeout_s=SILENCE_S)
-    wait_until_blocking(partial(is_refused_at, running.doors[0], LED_BY[1]))
-    with closing(Client(running.doors[0])) as client:
+    wait_until_blocking(partial(is_refused_at, running.endpoints[0], LED_BY[1]))
+    with closing(Client(running.endpoints[0])) as client:
         assert client.ask(b"GET", LED_BY[0]) == b"two"
 
 

@@ -76,7 +76,9 @@ async def test_former_id_counters_are_known_after_a_move(store: MetadataStore) -
     counted = LedgerIdCount(await LedgerIdGenerator(second).next_id(), former)
     given = {0, 2, 3, (1 << 32) - 1, 1 << 32, (1 << 32) + 1, 2 << 32, (2 << 32) + 1, 3 << 32}
     assert {each for each in given if not counted.never_gave(each)} == {0, 2}
-    assert {each for each in given if not counted.may_lack(each)} == {0, 2, 3 << 32}, "of others, of another range"
+    assert {each for each in given if not counted.may_be_missing(each)} == {0, 2, 3 << 32}, (
+        "of others, of another range"
+    )
 
 
 # docs/protocol.md B29
@@ -87,7 +89,7 @@ async def test_id_behind_the_last_ledger_may_be_used_when_the_file_has_no_count(
     await restore(store, nodes, instance)
     counted = LedgerIdCount(LedgerId(1 << 32), await former_counts(store))
     assert counted.former == (FormerCount(LedgerId(3), is_sure=False),)
-    assert (counted.may_lack(2), counted.may_lack(3), counted.never_gave(3)) == (False, True, False)
+    assert (counted.may_be_missing(2), counted.may_be_missing(3), counted.never_gave(3)) == (False, True, False)
 
 
 def test_counts_have_the_documented_bytes() -> None:

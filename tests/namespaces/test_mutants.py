@@ -29,7 +29,7 @@ def refuse_what_makes_nothing_more(patch: Patch) -> None:
 
 def judge_a_batch_write_by_write(patch: Patch) -> None:
     begin = Meter.begin
-    patch.setattr(Meter, "begin", lambda self, *, is_together: begin(self, is_together=False))
+    patch.setattr(Meter, "begin", lambda self, *, is_atomic: begin(self, is_atomic=False))
 
 
 def keep_what_an_undone_batch_has_added(patch: Patch) -> None:

@@ -33,7 +33,7 @@ class Noting(Beat):
     def __init__(self) -> None:
         self.rests: list[float] = []
 
-    async def rest(self, seconds: float) -> None:
+    async def pause(self, seconds: float) -> None:
         self.rests.append(seconds)
         await asyncio.get_running_loop().create_future()
 

@@ -100,7 +100,7 @@ def test_state_of_an_unsupported_log_version_is_not_installed() -> None:
     taking = StateImport(own, frozenset({ServerId("n1")}))
     with pytest.raises(ClusterTooNew, match="version 7, this server supports 2"):
         taking.add(next(chunks(StateExport(donor))))
-    assert (own.fingerprint(), own.log_version, own.is_whole) == (before, 1, True)
+    assert (own.fingerprint(), own.log_version, own.is_complete) == (before, 1, True)
 
 
 def test_state_unreadable_once_complete_is_emptied(
@@ -137,7 +137,7 @@ def test_unsupported_log_version_is_reported_and_nothing_applied() -> None:
     state = ReplicaState(P1, engine, PartitionConfig(), rings.key_hash, can=2)
     with pytest.raises(ClusterTooNew, match=r"version 7, this server supports 2: install kvstore 0\.7\.0"):
         applied(writer, state)
-    assert (state.seq, state.log_version, state.is_whole) == (1, 1, True)
+    assert (state.seq, state.log_version, state.is_complete) == (1, 1, True)
     applied(writer, ReplicaState(P1, engine, PartitionConfig(), rings.key_hash, can=7))
     with pytest.raises(ClusterTooNew, match="version 7"):
         ReplicaState(P1, engine, PartitionConfig(), rings.key_hash, can=2)
@@ -304,7 +304,7 @@ def test_chunks_and_rows_of_another_format_raise_written_by_newer() -> None:
     chunk.format = 2
     with pytest.raises(WrittenByNewer, match="format 2"):
         StateImport(own, frozenset({ServerId("n1")})).add(chunk.SerializeToString())
-    assert (own.fingerprint(), own.is_whole) == (before, True)
+    assert (own.fingerprint(), own.is_complete) == (before, True)
     with pytest.raises(WrittenByNewer, match="format 9"):
         decode_row(bytes((9,)) + bytes(8))
 
@@ -329,7 +329,7 @@ async def test_failed_replica_publishes_that_it_has_stopped() -> None:
     claims.publish = publish
     failed = False
 
-    async def rest(_: float) -> None:
+    async def pause(_: float) -> None:
         nonlocal failed
         if failed:
             raise asyncio.CancelledError
@@ -337,7 +337,7 @@ async def test_failed_replica_publishes_that_it_has_stopped() -> None:
 
     trials = SimpleNamespace(trial=SimpleNamespace(since=0, is_barred=False))
     publishing = Publishing(
-        *cast(Any, (SimpleNamespace(rest=rest), claims, state_over(MemoryEngine()), trials, ServerId("n1"), "x")),
+        *cast(Any, (SimpleNamespace(pause=pause), claims, state_over(MemoryEngine()), trials, ServerId("n1"), "x")),
         is_stopped=lambda: failed,
     )
     with pytest.raises(asyncio.CancelledError):
@@ -354,7 +354,7 @@ async def test_replica_without_state_publishes_installed_bytes() -> None:
     async def publish(mine: Published) -> None:
         said.append(mine)
 
-    async def rest(_: float) -> None:
+    async def pause(_: float) -> None:
         match len(said):
             case 1:
                 state.installed_bytes += 5
@@ -365,7 +365,7 @@ async def test_replica_without_state_publishes_installed_bytes() -> None:
 
     state = state_over(MemoryEngine())
     trials = SimpleNamespace(trial=SimpleNamespace(since=0, is_barred=False))
-    beat, claims = SimpleNamespace(rest=rest), SimpleNamespace(publish=publish)
+    beat, claims = SimpleNamespace(pause=pause), SimpleNamespace(publish=publish)
     with pytest.raises(asyncio.CancelledError):
         await Publishing(*cast(Any, (beat, claims, state, trials, ServerId("n1"), "x"))).run()
     assert [each.taken for each in said] == [(0, 0), (0, 5), state.position]
@@ -383,7 +383,7 @@ async def test_entries_without_sequences_are_published_now_and_then() -> None:
     async def publish(mine: Published) -> None:
         said.append(mine)
 
-    async def rest(_: float) -> None:
+    async def pause(_: float) -> None:
         nonlocal rests
         rests += 1
         state.position = Position(LedgerId(7), EntryId(rests))
@@ -393,7 +393,7 @@ async def test_entries_without_sequences_are_published_now_and_then() -> None:
     state = state_over(MemoryEngine())
     applied(raised(2), state)
     trials = SimpleNamespace(trial=SimpleNamespace(since=0, is_barred=False))
-    beat, claims = SimpleNamespace(rest=rest), SimpleNamespace(publish=publish)
+    beat, claims = SimpleNamespace(pause=pause), SimpleNamespace(publish=publish)
     with pytest.raises(asyncio.CancelledError):
         await Publishing(*cast(Any, (beat, claims, state, trials, ServerId("n1"), "x"))).run()
     assert [each.taken for each in said[1:]] == [(7, TAKEN_S), (7, 2 * TAKEN_S)]

@@ -59,13 +59,13 @@ async def test_calls_without_message_do_not_block_others(
 
     await wait_until(have_given_way, what="the oldest give way")
 
-    async def has_room() -> bool:
+    async def has_capacity() -> bool:
         try:
             return bool(await health_of(port, "") == NOT_SERVING)
         except grpc.aio.AioRpcError:
             return False
 
-    await wait_until(has_room, what="a whole call is answered")
+    await wait_until(has_capacity, what="a whole call is answered")
     for each in strangers:
         each.cancel()
 
@@ -97,13 +97,13 @@ async def test_one_address_cannot_use_all_calls(
     )
     watching[0].cancel()
 
-    async def has_room() -> bool:
+    async def has_capacity() -> bool:
         try:
             return bool(await health_of(port, "") == NOT_SERVING)
         except grpc.aio.AioRpcError:
             return False
 
-    await wait_until(has_room, what="a call that has ended makes room")
+    await wait_until(has_capacity, what="a call that has ended makes room")
     watching[1].cancel()
 
 
@@ -133,12 +133,12 @@ async def test_health_watches_of_one_address_are_limited(
         call.cancel()
         return found is not grpc.aio.EOF
 
-    async def has_room() -> bool:
+    async def has_capacity() -> bool:
         with suppress(grpc.aio.AioRpcError):
             return await is_free()
         return False
 
-    await wait_until(has_room, what="a watch that has ended frees its slot")
+    await wait_until(has_capacity, what="a watch that has ended frees its slot")
     under_way.pop().cancel()
 
 

@@ -125,7 +125,7 @@ async def _first_byte(reader: asyncio.StreamReader) -> bytes:
 async def watch_unread(port: int) -> asyncio.StreamWriter:
     """Watch the health without room for any answer. Returns once the server has started to answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    no_room = struct.pack(">HI", 4, 0)
+    no_space = struct.pack(">HI", 4, 0)
     fields = {
         ":method": "POST",
         ":scheme": "http",
@@ -135,7 +135,7 @@ async def watch_unread(port: int) -> asyncio.StreamWriter:
         "te": "trailers",
     }
     head = b"".join(bytes((0, len(n))) + n.encode() + bytes((len(v),)) + v.encode() for n, v in fields.items())
-    frames = ((4, 0, 0, no_room), (4, 1, 0, b""), (1, 4, 1, head), (0, 1, 1, bytes(5)))
+    frames = ((4, 0, 0, no_space), (4, 1, 0, b""), (1, 4, 1, head), (0, 1, 1, bytes(5)))
     writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
     for kind, flags, stream, body in frames:
         writer.write(struct.pack(">I", len(body))[1:] + bytes((kind, flags)) + struct.pack(">I", stream) + body)

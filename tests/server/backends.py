@@ -20,7 +20,7 @@ from kvstore.partition.transactions.limits import check_transaction
 from kvstore.ring.builder import new_ring
 from kvstore.ring.hashing import MURMUR3, KeyHash
 from kvstore.server.cluster.topology import ClusterTopology
-from kvstore.server.routing.read_transaction import only_reads_several, read_together
+from kvstore.server.routing.read_transaction import only_reads_several, transact_read_only
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, Seq, ServerId
 from kvstore.wal.ports import AppendDone
 from tests.partition.state.engine_memory import MemoryEngine
@@ -153,7 +153,7 @@ class OneServer:
             if self.refuses(ops[0], sink, tokens[0]):
                 return None
             if only_reads_several(ops[0], self.topology.ring.partition_of):
-                return read_together(self, ops[0], sink, tokens[0], ring_version)
+                return transact_read_only(self, ops[0], sink, tokens[0], ring_version)
         together: dict[PartitionId, tuple[list[Op], list[int]]] = {}
         for op, token in zip(ops, tokens, strict=True):
             if self.failure is not None:

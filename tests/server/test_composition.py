@@ -13,6 +13,7 @@ from kvstore.errors import ConfigError
 from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.server.composition import serve
 from kvstore.server.config import NodeConfig, Role
+from kvstore.server.engines import Engines
 
 
 async def test_failed_start_leaves_no_task(tmp_path: Path) -> None:
@@ -20,9 +21,10 @@ async def test_failed_start_leaves_no_task(tmp_path: Path) -> None:
     config = NodeConfig(
         id="n1", zookeeper="h:1", data_dir=tmp_path, secret_file=tmp_path / "s", roles=(Role.SERVER,), insecure=True
     )
+    engines = Engines(env.disk, config.partition, pytest.fail)
     store, secret = MemoryStore(MemoryTree()), ClusterSecret((bytes(32),))
     with pytest.raises(ConfigError, match="holds no cluster"):
-        async with serve(config, env=env, store=store, secret=secret, open_engine=lambda _: pytest.fail("too early")):
+        async with serve(config, env=env, store=store, secret=secret, engines=engines):
             pass
     left = {task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()}
     assert not left

@@ -165,7 +165,7 @@ async def test_outvoted_state_is_set_aside_and_only_first_kept(tmp_path: Path) -
     await node.write()
     before = sorted(each.name for each in node.home.glob("engine/*.sst"))
     for _ in range(2):
-        node.engines.spoil(P1)
+        node.engines.set_damaged_aside(P1)
         assert sorted(each.name for each in node.home.glob("engine.damaged/*.sst")) == before
         assert contents(node.engines.open(P1)) == []
     assert not node.ends
@@ -236,7 +236,7 @@ async def test_partly_removed_state_is_never_opened(tmp_path: Path, monkeypatch:
     """Each start would find it damaged beside one that was set aside earlier, and the node would never start again."""
     node = Node(tmp_path)
     await node.write()
-    node.engines.spoil(P1)
+    node.engines.set_damaged_aside(P1)
     await node.write()
 
     def half_of(path: str, ignore_errors: bool = False) -> None:
@@ -245,7 +245,7 @@ async def test_partly_removed_state_is_never_opened(tmp_path: Path, monkeypatch:
     with monkeypatch.context() as patch:
         patch.setattr(engines.shutil, "rmtree", half_of)
         if what == "engine":
-            node.engines.spoil(P1)
+            node.engines.set_damaged_aside(P1)
         else:
             node.engines.retire(P1)
             for _ in range(60):

@@ -36,16 +36,16 @@ async def test_second_damaged_copy_is_set_aside_too() -> None:
     hosting: Any = object.__new__(Hosting)
     aside: list[PartitionId] = []
     hosting._hosted = {each: SimpleNamespace(close_state=lambda: None) for each in (P1, P2)}
-    hosting._spoilt, hosting._spoil_engine = {P2}, aside.append
+    hosting._damaged, hosting._engines = {P2}, SimpleNamespace(set_damaged_aside=aside.append)
 
     async def stop(partition: PartitionId, *, keep_pins: bool) -> bool:
         if partition == P2:
-            hosting._spoilt.add(P1)
+            hosting._damaged.add(P1)
         return True
 
     hosting._stop = stop
-    await hosting._set_spoilt_aside()
-    assert (aside, hosting._spoilt) == ([P2, P1], set())
+    await hosting._set_damaged_aside()
+    assert (aside, hosting._damaged) == ([P2, P1], set())
 
 
 # docs/protocol.md V4
@@ -56,7 +56,7 @@ async def test_replica_written_by_newer_release_is_blocked_alone() -> None:
     batch = engines[P1].batch()
     batch.put(rows.VERSION_KEY, rows.encode_version(LATEST + 7))
     engines[P1].write(batch)
-    hosting._hosted, hosting._blocked, hosting._open_engine = {}, {}, engines.__getitem__
+    hosting._hosted, hosting._blocked, hosting._engines = {}, {}, SimpleNamespace(open=engines.__getitem__)
     hosting._rebuild, hosting._dispatcher = print, SimpleNamespace(host=lambda *_: None)
 
     def made(partition: PartitionId, engine: MemoryEngine) -> Any:
@@ -100,13 +100,15 @@ async def test_undrain_withdraws_published_state_of_stopped_replicas() -> None:
         """Do nothing."""
 
     nursery = SimpleNamespace(spawn=lambda work, name: work.close())
-    hosting._env = SimpleNamespace(nursery=SimpleNamespace(child=lambda _: nursery), beat=SimpleNamespace(rest=nothing))
+    hosting._env = SimpleNamespace(
+        nursery=SimpleNamespace(child=lambda _: nursery), beat=SimpleNamespace(pause=nothing)
+    )
     hosting._membership, hosting._changed = SimpleNamespace(on_topology=lambda _: None), asyncio.Event()
     hosting._after_drain = SimpleNamespace(close=nothing)
     hosting._server, hosting._blocked, hosting._taking_back = N1, {}, asyncio.Lock()
     hosting._hosted, hosting._leaving, hosting._drained = {}, {}, {each: drained(each) for each in (P1, P2)}
-    hosting._set_spoilt_aside = hosting._retire_left = nothing
-    hosting._begin_if_there_is_room = begin
+    hosting._set_damaged_aside = hosting._retire_left = nothing
+    hosting._begin_or_retry = begin
     hosting._rings = SimpleNamespace(ring=new_ring([P1], {N1: ""}, 1))
     hosting._is_stopped = True
     await hosting.start()
@@ -140,13 +142,12 @@ async def test_moved_state_is_set_aside_once_confirmed(
     hosting._rings = SimpleNamespace(ring=new_ring([P1, P2], {N2: ""}, 1))
     await store.create(paths.RING, codec.encode(hosting._rings.ring))
     hosting._hosted, hosting._leaving, hosting._held = {}, {}, {P2}
-    hosting._find_engines, hosting._age_retired = lambda: list(engines), lambda *_: None
 
     def retire(partition: PartitionId) -> None:
         engines.remove(partition)
         aside.append(partition)
 
-    hosting._retire_engine = retire
+    hosting._engines = SimpleNamespace(find=lambda: list(engines), age_retired=lambda *_: None, retire=retire)
     store.suspend()
     await hosting._retire_unassigned()
     assert aside == []

@@ -255,12 +255,9 @@ class Node:
         assert isinstance(store, SimStore)
         store.liveness = env.liveness
         forget = env.liveness.add_session(store.give_up)
-        engines = self.engines
         context = composition.serve(
-            self.config, env=env, store=store, secret=SECRET, open_engine=engines.open,
-            retire_engine=engines.retire, find_engines=engines.find, age_retired=engines.age_retired,
-            spoil_engine=engines.spoil, can=self.can,
-        )  # fmt: skip
+            self.config, env=env, store=store, secret=SECRET, engines=self.engines, can=self.can
+        )
         try:
             # Not by `async with`: a killed process leaves no context.
             self.served = await context.__aenter__()

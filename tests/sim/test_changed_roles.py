@@ -20,10 +20,9 @@ async def starts_without_a_bookie(stage: Stage, node: Node) -> None:
     """Start its process once as with the other setting. Raises ConfigError."""
     config = replace(node.config, log=replace(node.config.log, bookies=BookieKind.EXTERNAL), roles=None)
     store = await stage.cluster.metadata.connect()
-    engines = node.engines
     env = stage.world.env(node.name)
     try:
-        async with composition.serve(config, env=env, store=store, secret=SECRET, open_engine=engines.open):
+        async with composition.serve(config, env=env, store=store, secret=SECRET, engines=node.engines):
             pass
     finally:
         await store.close()

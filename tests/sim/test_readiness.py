@@ -193,7 +193,7 @@ def test_starting_node_is_not_drained_and_answers_operators(monkeypatch: pytest.
             with pytest.raises(Unavailable, match="is starting"):
                 await change()
         assert (node.not_ready(), node.is_draining) == (["starting"], False)
-        assert (node.replicas(), node.load_sampler.loads(), node.progress.stands()) == ({}, [], {})
+        assert (node.replicas(), node.load_sampler.loads(), node.progress.by_move()) == ({}, [], {})
         with pytest.raises(NoSuchLedger):
             await node.ledger_survey.ledger(LedgerId(1 << 40))
         seen.append(node.id)

@@ -249,9 +249,9 @@ def test_writer_expects_no_old_entries_of_a_returned_bookie() -> None:
     writer.handle(AddFailed(B3))
     assert confirmed(stored(writer, 0, B1)) == [0]
     assert sent(writer.handle(Returned(B3))) == []
-    assert writer.owed_longest() == {B2: e(0)}
+    assert writer.oldest_outstanding() == {B2: e(0)}
     stored(writer, 0, B2)
-    assert (writer.owed_longest(), writer.unconfirmed) == ({}, 0)
+    assert (writer.oldest_outstanding(), writer.unconfirmed) == ({}, 0)
     assert not writer._sent, "nor is it kept for it"
 
 
@@ -276,7 +276,7 @@ def test_writer_counts_an_error_after_completion() -> None:
 
 
 def test_writer_fails_a_bookie_with_too_many_outstanding_entries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "OWED_ENTRIES_MAX", 3)
+    monkeypatch.setattr(machine, "OUTSTANDING_ENTRIES_MAX", 3)
     writer = writer_with()
     for entry in range(3):
         writer.handle(Append(b"a", NOW))
@@ -288,7 +288,7 @@ def test_writer_fails_a_bookie_with_too_many_outstanding_entries(monkeypatch: py
 
 
 def test_writer_fails_a_bookie_with_too_many_outstanding_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "OWED_BYTES_MAX", 1000)
+    monkeypatch.setattr(machine, "OUTSTANDING_BYTES_MAX", 1000)
     writer = writer_with()
     for entry in range(3):
         writer.handle(Append(b"a" * 400, NOW))
@@ -300,7 +300,7 @@ def test_writer_fails_a_bookie_with_too_many_outstanding_bytes(monkeypatch: pyte
 # docs/protocol.md W2
 def test_writer_fails_no_slow_bookie_while_no_ack_quorum_is_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """A recovery reads faster than disks sync. If all bookies that lack the oldest entry failed, none would be left."""
-    monkeypatch.setattr(machine, "OWED_ENTRIES_MAX", 3)
+    monkeypatch.setattr(machine, "OUTSTANDING_ENTRIES_MAX", 3)
     writer = writer_with(*[b"a"] * 10)
     stored(writer, 0, B1)
     assert writer.failed == frozenset()
@@ -313,13 +313,13 @@ def test_writer_fails_no_slow_bookie_while_no_ack_quorum_is_ahead(monkeypatch: p
 
 def test_writer_reports_the_oldest_outstanding_entry_of_each_bookie() -> None:
     writer = writer_with(b"a", b"b", b"c")
-    assert writer.owed_longest() == {B1: 0, B2: 0, B3: 0}
+    assert writer.oldest_outstanding() == {B1: 0, B2: 0, B3: 0}
     stored(writer, 0, B1, B2)
     stored(writer, 1, B1)
-    assert writer.owed_longest() == {B1: 2, B2: 1, B3: 0}
+    assert writer.oldest_outstanding() == {B1: 2, B2: 1, B3: 0}
     writer.handle(AddFailed(B3))
     stored(writer, 2, B1)
-    assert writer.owed_longest() == {B2: 1}
+    assert writer.oldest_outstanding() == {B2: 1}
 
 
 def test_writer_drops_entries_that_all_bookies_have() -> None:

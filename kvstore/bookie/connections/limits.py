@@ -12,15 +12,15 @@ handled."""
 UNREAD_SURE_BYTES = 4 << 20
 """Number of bytes of unread answers that every connection may hold, so that requests complete that were in progress
 when the connection was stopped."""
-UNREAD_TOGETHER_BYTES = 128 << 20
+UNREAD_TOTAL_BYTES = 128 << 20
 """Maximum number of bytes of unread answers over all connections. Above it, connections with more than
 UNREAD_SURE_BYTES get no more entries."""
-UNREAD_WITH_FENCES_BYTES = 2 * UNREAD_TOGETHER_BYTES
+UNREAD_WITH_FENCES_BYTES = 2 * UNREAD_TOTAL_BYTES
 """The same limit for answers to fencing reads, so that other unread answers do not delay a recovery."""
 UNREAD_MAX_BYTES = 32 << 20
 POLLS_SURE = 64
 """Number of long polls that every connection may have."""
-POLLS_TOGETHER = 4096
+POLLS_TOTAL_MAX = 4096
 """Maximum number of long polls over all connections. Above it, connections with more than POLLS_SURE get no more. All
 polls of one ledger are answered in one turn of the event loop."""
 
@@ -44,7 +44,7 @@ class ClientConnection(Protocol):
         ...
 
 
-def has_room(
+def has_capacity(
     connection: ClientConnection, size: int, connections: Iterable[ClientConnection], *, is_fence: bool = False
 ) -> bool:
     """Return True if an answer of `size` bytes may be kept for a connection until its client reads it. If the result is
@@ -52,11 +52,11 @@ def has_room(
     unread = connection.unread_bytes + size
     if unread <= UNREAD_SURE_BYTES:
         return True
-    together = UNREAD_WITH_FENCES_BYTES if is_fence else UNREAD_TOGETHER_BYTES
+    together = UNREAD_WITH_FENCES_BYTES if is_fence else UNREAD_TOTAL_BYTES
     return unread <= UNREAD_MAX_BYTES and sum(each.unread_bytes for each in connections) + size <= together
 
 
 def may_poll(own: int, together: int) -> bool:
     """Return True if a connection that has `own` long polls may start another one while all connections together have
     `together`."""
-    return own < POLLS_SURE or together < POLLS_TOGETHER
+    return own < POLLS_SURE or together < POLLS_TOTAL_MAX

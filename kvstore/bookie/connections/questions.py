@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from kvstore.bookie.config import BookieConfig
-from kvstore.bookie.connections.limits import ClientConnection, ResponseEncoders, has_room, may_poll
+from kvstore.bookie.connections.limits import ClientConnection, ResponseEncoders, has_capacity, may_poll
 from kvstore.bookie.directories.spread import AnyStorage
 from kvstore.bookie.reader import ReadDone
 from kvstore.bookie.turns import FairQueue
@@ -143,7 +143,7 @@ class Questions:
     ) -> None:
         def answer(status: Status) -> None:
             self._end()
-            fits = not body or has_room(self._client, len(body), self._shared.connections, is_fence=is_fence)
+            fits = not body or has_capacity(self._client, len(body), self._shared.connections, is_fence=is_fence)
             if not fits:
                 self._statistics.refused_overload += 1
                 status = Status.TOO_MANY_REQUESTS
@@ -179,9 +179,9 @@ class Questions:
         """Return as many entries as may be kept until the client reads them, possibly none."""
         connections, (_, size_max) = self._shared.connections, asked.limits
         is_fence = asked.fence_key is not None
-        if has_room(self._client, max(len(first), size_max), connections):
+        if has_capacity(self._client, max(len(first), size_max), connections):
             return self._storage.read_on(asked.ledger, asked.entry, first, asked.limits, passes_over=asked.passes_over)
-        return [first] if has_room(self._client, len(first), connections, is_fence=is_fence) else []
+        return [first] if has_capacity(self._client, len(first), connections, is_fence=is_fence) else []
 
     def _when_deniable(self, status: Status, ledger: int, answer: Callable[[Status], None]) -> None:
         """Answer with `status`. A client that has not named this bookie gets "not here" only if that is true of every
@@ -248,7 +248,7 @@ class Questions:
 
     def _have_listed(self, txn: int, ledger: int, status: Status, runs: Any) -> None:
         availability = encode_availability(runs) if status is Status.OK else None
-        if availability is not None and not has_room(self._client, len(availability), self._shared.connections):
+        if availability is not None and not has_capacity(self._client, len(availability), self._shared.connections):
             self._statistics.refused_overload += 1
             status, availability = Status.TOO_MANY_REQUESTS, None
 

@@ -234,7 +234,7 @@ class BookieConnection:
         """Handle received requests, as long as the client reads its answers and adds are within the limits."""
         self._is_serve_due = False
         backlog = self._backlog
-        while backlog and not (self._is_choked or self.is_closed or self._lacks_room(backlog[0])):
+        while backlog and not (self._is_choked or self.is_closed or self._must_wait(backlog[0])):
             self._handle(backlog.popleft())
             if self._out_bytes > WRITE_BYTES:
                 self._flush()
@@ -242,7 +242,7 @@ class BookieConnection:
             self._update_reading()
 
     # docs/protocol.md B12
-    def _lacks_room(self, payload: bytes) -> bool:
+    def _must_wait(self, payload: bytes) -> bool:
         """Return True if the next request must wait. Later requests then wait behind it, which keeps their order."""
         if self._adds >= self._config.connection_pending_max or self._add_bytes >= self._config.connection_bytes_max:
             return True  # continues in _added

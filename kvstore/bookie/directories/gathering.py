@@ -150,8 +150,8 @@ class _Gathering:
     def record(self, found: DirectoryPlan, numbers: Iterable[int]) -> None:
         """Write the plan to directories."""
         for number in numbers:
-            said = PlaceFile(found.bookie, found.version, number, found.members)
-            replace_file(self._disk, f"{found.paths[number]}/{PLACE}", encode_place(said))
+            place = PlaceFile(found.bookie, found.version, number, found.members)
+            replace_file(self._disk, f"{found.paths[number]}/{PLACE}", encode_place(place))
 
     def _directory(self, number: int, found: DirectoryPlan, anchor: int, identity: BookieIdentity) -> Directory:
         path = found.paths[number]

@@ -11,7 +11,7 @@ from kvstore.bookie.statistics import Statistics
 from kvstore.proto.bookkeeper import LAST_ENTRY, Status
 
 CANNOT_STORE = Status.IO_ERROR
-CANNOT_TELL = Status.UNKNOWN_LEDGER_STATE
+STATE_UNKNOWN = Status.UNKNOWN_LEDGER_STATE
 """The answer that the entry is neither known to be here nor known to be absent, and that no fence was set."""
 
 
@@ -63,4 +63,4 @@ class Refusing:
 
     def _unknown(self) -> Status:
         self._statistics.refused_unknown += 1
-        return CANNOT_TELL
+        return STATE_UNKNOWN

@@ -25,7 +25,7 @@ from kvstore.bookie.directories.directory_storage import DirectoryStorage
 from kvstore.bookie.directories.gathering import Gathered, record_gone
 from kvstore.bookie.directories.homes import LedgerDirectories
 from kvstore.bookie.directories.losses import doubt_what_was_lost
-from kvstore.bookie.directories.refusing import CANNOT_STORE, CANNOT_TELL
+from kvstore.bookie.directories.refusing import CANNOT_STORE, STATE_UNKNOWN
 from kvstore.bookie.directories.state import DirectoryState
 from kvstore.bookie.inventory import IsOurs, OwnLedgers, none_are_ours
 from kvstore.bookie.journal.room import JournalFull
@@ -34,7 +34,7 @@ from kvstore.bookie.reader import ReadDone
 from kvstore.bookie.statistics import Statistics, added_up
 from kvstore.bookie.storage import BookieStorage
 from kvstore.env.ports import Env
-from kvstore.os_errors import no_room
+from kvstore.os_errors import no_space
 from kvstore.proto.bookkeeper import LAST_ENTRY, Status
 
 log = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class SpreadStorage:
         except BaseException as error:
             self.stop()
             if isinstance(error, JournalFull):
-                raise no_room("no space is left for the records of a start") from error
+                raise no_space("no space is left for the records of a start") from error
             raise
         self._is_started = True
         self._is_readonly = self.is_readonly
@@ -216,7 +216,7 @@ class SpreadStorage:
         """Read one entry, and with `fence` fence the ledger before. An entry of a failed directory is neither present
         nor absent."""
         part, answer = self.homes.hold(ledger, done) if fence else (self.homes.asked(ledger), done)
-        guarded = part.asked(answer, CANNOT_TELL, entry, None, -1)
+        guarded = part.asked(answer, STATE_UNKNOWN, entry, None, -1)
         part.calls.read(ledger, entry, key=key, fence=fence, done=guarded)
 
     def read_on(
@@ -232,7 +232,7 @@ class SpreadStorage:
     def long_poll(self, ledger: int, previous_lac: int, timeout_ms: int, *, done: ReadDone) -> Callable[[], None]:
         """Answer when the LAC has passed `previous_lac`, or at the timeout."""
         part = self.homes.asked(ledger)
-        guarded = part.asked(done, CANNOT_TELL, LAST_ENTRY, None, -1)
+        guarded = part.asked(done, STATE_UNKNOWN, LAST_ENTRY, None, -1)
         return part.taken_back(guarded, part.calls.long_poll(ledger, previous_lac, timeout_ms, done=guarded))
 
     def listen(self, ledger: int, listener: LedgerListener) -> Callable[[], None] | None:
@@ -242,7 +242,7 @@ class SpreadStorage:
     def list_entries(self, ledger: int, *, done: Callable[[Status, Sequence[tuple[int, int]]], Any]) -> None:
         """List the entries here as rising runs (first, count)."""
         part = self.homes.asked(ledger)
-        part.calls.list_entries(ledger, done=part.asked(done, CANNOT_TELL, ()))
+        part.calls.list_entries(ledger, done=part.asked(done, STATE_UNKNOWN, ()))
 
 
 class SpreadRawAdds:

@@ -20,7 +20,7 @@ from kvstore.bookie.index.entry_index import EntryIndex
 
 MAGIC = b"kvs-indx"
 FORMAT = 3
-WHOLE_FORMATS = (1, 2)
+COMPLETE_FORMATS = (1, 2)
 """Former formats that had the entries of each ledger beside it, and were read as a whole; format 1 also contained the
 list of the segments."""
 LIST_MAGIC = b"kvs-segs"
@@ -43,7 +43,7 @@ _LEDGER = Struct(">qBqHHIIq")
 _EXTENT = Struct(">QQIQ")
 """First, last, count, start."""
 _SUPERSEDED = Struct(">IQ")
-_WHOLE_LEDGER = Struct(">qBqHHqIIq")
+_COMPLETE_LEDGER = Struct(">qBqHHqIIq")
 """Ledger, flags, LAC, bytes of the key and of the explicit LAC, first entry, run, moved entries, live bytes."""
 _MOVED = Struct(">qQI")
 
@@ -152,7 +152,7 @@ def _table(checkpoint: Checkpoint) -> bytes:
 def table_span(head: bytes) -> tuple[int, int] | None:
     """Return the offset and the size of a checkpoint's table from the first bytes of the file, which are not verified
     yet. Return None for a format that is read as a whole."""
-    if len(head) < HEADER_SIZE or _HEADER.unpack_from(head)[1] in WHOLE_FORMATS:
+    if len(head) < HEADER_SIZE or _HEADER.unpack_from(head)[1] in COMPLETE_FORMATS:
         return None
     at, size = _TABLE_AT.unpack_from(head, _HEADER.size)
     return at, size
@@ -169,14 +169,14 @@ def decode_checkpoint(head: bytes, table: bytes) -> Checkpoint | None:
     return _decode(_Reader(table, 0), version, _ledger)
 
 
-def decode_whole(data: bytes) -> Checkpoint | None:
+def decode_complete(data: bytes) -> Checkpoint | None:
     """Decode a checkpoint of a former format. Return None for anything else."""
     if len(data) < _HEADER.size:
         return None
     magic, version, crc = _HEADER.unpack_from(data)
-    if magic != MAGIC or crc != crc32c(data[_HEADER.size :]) or version not in WHOLE_FORMATS:
+    if magic != MAGIC or crc != crc32c(data[_HEADER.size :]) or version not in COMPLETE_FORMATS:
         return None
-    return _decode(_Reader(data, _HEADER.size), version, _whole_ledger)
+    return _decode(_Reader(data, _HEADER.size), version, _complete_ledger)
 
 
 def _decode(reader: _Reader, version: int, ledger_of: Callable[[_Reader], LedgerPart]) -> Checkpoint:
@@ -215,8 +215,8 @@ def _extent(reader: _Reader) -> Extent:
     return Extent(first, last, count, start, reader.array("Q", fences))
 
 
-def _whole_ledger(reader: _Reader) -> LedgerPart:
-    ledger, flags, lac, key, explicit_lac, first, count, moved, live_bytes = reader.unpack(_WHOLE_LEDGER)
+def _complete_ledger(reader: _Reader) -> LedgerPart:
+    ledger, flags, lac, key, explicit_lac, first, count, moved, live_bytes = reader.unpack(_COMPLETE_LEDGER)
     part = LedgerPart(ledger, flags, lac, reader.bytes(key), reader.bytes(explicit_lac), live_bytes)
     entries = EntryIndex()
     entries.extend(first, reader.array("Q", count), reader.array("I", count))

@@ -13,8 +13,8 @@ from kvstore.bookie.index.checkpoint import (
     HEADER_SIZE,
     Checkpoint,
     decode_checkpoint,
+    decode_complete,
     decode_list,
-    decode_whole,
     table_span,
 )
 from kvstore.bookie.small_files import read_file
@@ -71,7 +71,7 @@ def _checkpoint(disk: Disk, path: str) -> Checkpoint | None:
         head, size = file.read(0, HEADER_SIZE), file.size()
         span = table_span(head)
         if span is None:
-            return decode_whole(file.read(0, size))
+            return decode_complete(file.read(0, size))
         return decode_checkpoint(head, file.read(*span)) if sum(span) == size else None
     except OSError as error:
         _log_unreadable(path, error)

@@ -20,7 +20,7 @@ from kvstore.bookie.index.checkpoint import FORMAT, Checkpoint, encode_checkpoin
 from kvstore.bookie.index.checkpoints import ASIDE, LIST, checkpoint_path, indexed, list_path, read_checkpoint
 from kvstore.bookie.index.entry_index import NOWHERE, OFFSET_BITS, EntryColumns, EntryIndex
 from kvstore.env.ports import Disk, File
-from kvstore.os_errors import is_passing, no_room
+from kvstore.os_errors import is_passing, no_space
 
 log = logging.getLogger(__name__)
 
@@ -215,7 +215,7 @@ class IndexFiles:
 
         data = encode_checkpoint(checkpoint)
         try:
-            self._need_room(len(data))
+            self._require_space(len(data))
         except OSError as error:
             failed(error)
             return
@@ -282,10 +282,10 @@ class IndexFiles:
             failed(error)
 
     # docs/protocol.md B20
-    def _need_room(self, size: int) -> None:
+    def _require_space(self, size: int) -> None:
         """Raise OSError if a file of `size` bytes would use space that is reserved for fences and for a start."""
         if self._reserve_bytes and self._disk.free_bytes(self._journal_dir) < size + self._reserve_bytes:
-            raise no_room(f"expected {self._reserve_bytes} bytes to stay free in {self._journal_dir}")
+            raise no_space(f"expected {self._reserve_bytes} bytes to stay free in {self._journal_dir}")
 
     def write_now(self, checkpoint: Checkpoint, *, with_list: bool) -> bool:
         """Write the file of a segment whose entries are in memory, after the list of segments if the checkpoint has one
@@ -294,7 +294,7 @@ class IndexFiles:
             if with_list and checkpoint.files:
                 self._put(list_path(self.directory, checkpoint.file), encode_list(checkpoint.file, checkpoint.files))
             data = encode_checkpoint(checkpoint)
-            self._need_room(len(data))
+            self._require_space(len(data))
             self._put(checkpoint_path(self.directory, checkpoint.file), data)
         except OSError as error:
             _log_unwritten(checkpoint.file, error)

@@ -135,7 +135,7 @@ class Journal:
         for them."""
         return self._synced_file
 
-    def has_room(self, use: Use, size: int) -> bool:
+    def has_capacity(self, use: Use, size: int) -> bool:
         """Return True if records of `size` bytes in total may be appended now (docs/protocol.md, B20). Always True for
         facts; `append` fails if there is no space for them."""
         if not self.is_full or use is Use.FACT:
@@ -147,7 +147,7 @@ class Journal:
         self, kind: int, flags: int, ledger: int, entry: int, body: bytes, *, urgent: bool = True, use: Use = Use.ADD
     ) -> int:
         """Add a record to the open group, and return its offset in the segment. A record that is not `urgent` may
-        wait up to CERTIFY_S seconds for others. The caller must check `has_room` for the same use first. Raises
+        wait up to CERTIFY_S seconds for others. The caller must check `has_capacity` for the same use first. Raises
         JournalFull."""
         group = self.open_group
         end = group.end + RECORD_HEADER_SIZE + len(body)

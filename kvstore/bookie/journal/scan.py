@@ -86,7 +86,7 @@ def scan(
         headers = {at: header for at, header in headers.items() if at < known_end}
     result = SegmentScan(synced_to=known_end or max(FILE_HEADER_SIZE, certified(headers, file), synced_to))
     result.last_group = max((header.number for header in headers.values()), default=0)
-    at, goes_on_to = FILE_HEADER_SIZE, 0
+    at, continues_to = FILE_HEADER_SIZE, 0
     while at < result.synced_to or at in headers:
         header = headers.get(at)
         if header is None:
@@ -95,11 +95,11 @@ def scan(
         end = at + GROUP_HEADER_SIZE + header.size
         stopped = _records(result, data, at + GROUP_HEADER_SIZE, end, seed_of(salt))
         if stopped < end and stopped >= result.synced_to:
-            at, goes_on_to = stopped, end
+            at, continues_to = stopped, end
             break
         at = end if stopped == end else _skip(result, stopped, end)
     result.end = at
-    following = max(goes_on_to, at + GROUP_HEADER_SIZE)
+    following = max(continues_to, at + GROUP_HEADER_SIZE)
     if known_end is None and any(each.start < following and each.stop > at for each in missing):
         result.damage.append((at, following))
     return result

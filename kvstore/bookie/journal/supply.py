@@ -17,7 +17,7 @@ from kvstore.bookie.journal.record import FILE_HEADER_SIZE, GROUP_HEADER_SIZE, R
 from kvstore.bookie.journal.room import JournalFull, Use, kept_bytes, start_bytes
 from kvstore.bookie.journal.segment import OpenFiles, Segment, segment_name
 from kvstore.env.ports import Env
-from kvstore.os_errors import is_no_room, is_passing, no_room, reason_of
+from kvstore.os_errors import is_no_space, is_passing, no_space, reason_of
 
 log = logging.getLogger(__name__)
 
@@ -101,9 +101,9 @@ class SegmentSupply:
         detects it."""
         place = self._config.journal_dir
         if self._free_bytes() < size:
-            raise no_room(f"less than {size} bytes are free")
+            raise no_space(f"less than {size} bytes are free")
         if self._env.disk.free_files(place) < files:
-            raise no_room(f"fewer than {files} inodes are free")
+            raise no_space(f"fewer than {files} inodes are free")
 
     # docs/protocol.md B9
     def poll(self) -> None:
@@ -125,7 +125,7 @@ class SegmentSupply:
             why = ""
         except OSError as error:
             why = self.reason(error)
-            if not is_no_room(error):
+            if not is_no_space(error):
                 log.warning("cannot read the free space of the journal reason=%s", why)
                 return
         if why or self.is_scarce:

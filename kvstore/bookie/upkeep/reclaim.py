@@ -64,14 +64,14 @@ class Reclaimer:
     async def run(self) -> None:
         """Reclaim space periodically until cancelled."""
         while True:
-            await self._rest()
+            await self._wait()
             try:
                 await self.drop_deleted()
                 await self.free_segments()
             except (MetadataError, JournalFull, OSError) as error:
                 log.warning("reclaim failed, retrying error=%r", error)
 
-    async def _rest(self) -> None:
+    async def _wait(self) -> None:
         """Wait until the next check. On a full disk the wait is short."""
         left_s = self._config.reclaim_interval_s
         while left_s > 0:
@@ -126,7 +126,7 @@ class Reclaimer:
 
     # docs/protocol.md B29
     def _may_be_of_later_metadata(self, ledger: int, counted: LedgerIdCount) -> bool:
-        return counted.may_lack(ledger) or (self._is_own(ledger) and counted.never_gave(ledger))
+        return counted.may_be_missing(ledger) or (self._is_own(ledger) and counted.never_gave(ledger))
 
     def _is_own(self, ledger: int) -> bool:
         """Return True if this cluster created the ledger and the metadata store knew it when it was admitted here."""
@@ -180,7 +180,7 @@ class Reclaimer:
         return live_bytes == segment.live_bytes and self._env.clock.now() - seen_at < STUCK_S
 
     async def _free(self, segment: Segment) -> bool:
-        if segment.live and not self._journal.has_room(Use.REWRITE, segment.live_bytes):
+        if segment.live and not self._journal.has_capacity(Use.REWRITE, segment.live_bytes):
             return False
         for ledger in sorted(segment.live):
             if not await self._rewrite(segment, ledger):
@@ -218,7 +218,7 @@ class Reclaimer:
                     "damaged entry, its segment is kept ledger=%d entry=%d segment=%d", ledger, entry, segment.file
                 )
                 return False
-            if not self._journal.has_room(Use.REWRITE, RECORD_HEADER_SIZE + size):
+            if not self._journal.has_capacity(Use.REWRITE, RECORD_HEADER_SIZE + size):
                 raise JournalFull
             self._storage.adds.store_copy(found, entry, body)
             written += size + RECORD_HEADER_SIZE

@@ -19,7 +19,7 @@ from kvstore.errors import MetadataUnavailable, MetadataUnknown
 if TYPE_CHECKING:
     from kvstore.autorecovery.config import AutorecoveryConfig
 
-SAID_S = 60.0
+PRINT_S = 60.0
 """Seconds between two lines of progress."""
 BYTES_PER_S, BYTES_PER_S_MAX = float(16 << 20), float(1 << 40)
 OPEN_LEDGER_GRACE_S = 30.0
@@ -114,14 +114,14 @@ async def _repair(tools: Tools, settings: AutorecoveryConfig, *, json: bool) -> 
 
 async def _until_stopped(stop: asyncio.Event, worker: Any, *, json: bool) -> None:
     """Return when the process is asked to stop; report progress until then."""
-    said: dict[str, int] = {}
+    printed: dict[str, int] = {}
     while True:
         try:
-            async with asyncio.timeout(SAID_S):
+            async with asyncio.timeout(PRINT_S):
                 await stop.wait()
             return
         except TimeoutError:
-            if (now := worker.statistics()) != said:
-                said = now
-                line = as_json(said) if json else ", ".join(f"{name} {value}" for name, value in said.items())
+            if (now := worker.statistics()) != printed:
+                printed = now
+                line = as_json(printed) if json else ", ".join(f"{name} {value}" for name, value in printed.items())
                 typer.echo(line, err=not json)

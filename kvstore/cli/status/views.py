@@ -201,7 +201,7 @@ def _machine_row(machine: str, nodes: Sequence[NodeView], report: ClusterReport)
         "version": _distinct(rows, "version"),
         "up": shown_time(min(each.uptime_s for each in reported)) if reported else None,
         "zone": _distinct(rows, "zone"),
-        "free": None if disk is None else _shown_room(disk),
+        "free": None if disk is None else _shown_space(disk),
         "bookie": _distinct(rows, "bookie"),
         "leads": sum(row["leads"] for row in rows),
         "replicas": sum(row["replicas"] for row in rows),
@@ -231,7 +231,7 @@ def _node_row(node: NodeView, report: ClusterReport, processes: Processes) -> di
         "version": reported.version if reported else None,
         "up": shown_time(reported.uptime_s) if reported else None,
         "zone": (reported.zone or None) if reported else None,
-        "free": _shown_room(reported.disk) if reported else None,
+        "free": _shown_space(reported.disk) if reported else None,
         "bookie": reported.bookie.state if reported and reported.HasField("bookie") else None,
         "leads": len(node.leads),
         "replicas": len(node.holds),
@@ -337,7 +337,7 @@ def _moves(report: ClusterReport) -> str:
     return f"{ring.moves_done} of {ring.moves_planned} moves done, {ring.progress:.0%}{eta}{paused}"
 
 
-def _shown_room(disk: DiskReport) -> str | None:
+def _shown_space(disk: DiskReport) -> str | None:
     return f"{shown_bytes(disk.free_bytes)} of {shown_bytes(disk.total_bytes)}" if disk.total_bytes else None
 
 

@@ -52,7 +52,7 @@ class ConnectionOwner(Protocol):
 class FrameConnection(Protocol):
     """The connection over which a link sends its frames."""
 
-    is_brief: bool
+    is_compact: bool
     """True if it takes compact frames, which cost so little that few operations need no batching delay."""
     is_ready: bool
     """True if another frame may be sent."""
@@ -68,7 +68,7 @@ class FrameConnection(Protocol):
 class StreamConnection:
     """A session on the Redis port (kvstore/proto/session_stream.py), as the protocol of its connection."""
 
-    is_brief = True
+    is_compact = True
 
     def __init__(self, owner: ConnectionOwner, server: str, login: Login | None = None) -> None:
         self.is_ready = False
@@ -91,8 +91,8 @@ class StreamConnection:
 
     def send(self, message: AnyFrame) -> None:
         assert self._stream is not None, "a connection is opened before anything is sent"
-        is_brief = message.__class__ is compact.CompactFrame
-        self._stream.write(message_of(message) if is_brief else protobuf_message_of(message))  # type: ignore[arg-type]
+        is_compact = message.__class__ is compact.CompactFrame
+        self._stream.write(message_of(message) if is_compact else protobuf_message_of(message))  # type: ignore[arg-type]
 
     def probe(self) -> None:
         """Send an empty frame, which the server answers."""
@@ -165,7 +165,7 @@ class StreamConnection:
 class GrpcConnection:
     """A gRPC session stream. One task writes frames, one at a time, and another reads answers."""
 
-    is_brief = False
+    is_compact = False
 
     def __init__(self, owner: ConnectionOwner, stub: kv_pb2_grpc.KVStub, nursery: Nursery, silence_s: float) -> None:
         self.is_ready = False

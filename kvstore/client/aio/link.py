@@ -23,10 +23,10 @@ from kvstore.client.aio.connections import (
     text_of,
 )
 from kvstore.client.core.batching import (
-    BRIEF_OPERATIONS_MAX,
+    COMPACT_OPERATIONS_MAX,
     FRAME_OPERATIONS_MAX,
     answered,
-    brief_frame_of,
+    compact_frame_of,
     cut,
     frame_of,
     single_frame_of,
@@ -106,7 +106,7 @@ class AsyncLink:
         self._connection: FrameConnection | None = None
         """The open connection; None unless the link is up."""
         self._is_flush_due = False
-        self._is_lone = False
+        self._is_single = False
         """True if the last frame had one operation."""
         self._settled, self._down = asyncio.Event(), asyncio.Event()
         """Set when the link no longer connects; set when the link is down."""
@@ -131,7 +131,7 @@ class AsyncLink:
         """Queue an operation. Operations of one turn of the event loop share a frame. A single operation that follows a
         frame with a single operation is sent at once. The waiter receives the outcome."""
         self._pending.append(operation)
-        if self._is_lone and not self._open and not self._is_flush_due:
+        if self._is_single and not self._open and not self._is_flush_due:
             self.flush()
         elif not self._is_flush_due:
             self._is_flush_due = True
@@ -210,7 +210,7 @@ class AsyncLink:
     @property
     def is_stream(self) -> bool:
         """True if the link is up and uses the server's Redis port."""
-        return self._connection is not None and self._connection.is_brief
+        return self._connection is not None and self._connection.is_compact
 
     # ── connecting ──
 
@@ -292,15 +292,17 @@ class AsyncLink:
         connection, pending = self._connection, self._pending
         if connection is None:
             return
-        if len(pending) == 1 and connection.is_brief and connection.is_ready and pending[0].options is None:
+        if len(pending) == 1 and connection.is_compact and connection.is_ready and pending[0].options is None:
             operation = pending.popleft()
             try:
                 self._send_single(operation, connection)
             except Exception as error:  # noqa: BLE001  # see _unsendable
                 self._unsendable([operation], error)
             return
-        make, most = (brief_frame_of, BRIEF_OPERATIONS_MAX) if connection.is_brief else (frame_of, FRAME_OPERATIONS_MAX)
-        while pending and connection.is_ready and (connection.is_brief or not self._should_gather()):
+        make, most = (
+            (compact_frame_of, COMPACT_OPERATIONS_MAX) if connection.is_compact else (frame_of, FRAME_OPERATIONS_MAX)
+        )
+        while pending and connection.is_ready and (connection.is_compact or not self._should_gather()):
             operations = cut(pending, most)
             if any(map(_is_over, map(_waiter_of, operations))):  # past the deadline, or abandoned by their callers
                 operations = [each for each in operations if not each.waiter.done()]
@@ -336,7 +338,7 @@ class AsyncLink:
             token=self._tokens.get(operation.partition, 0),
         )
         self._next = number + 1
-        self._is_lone = True
+        self._is_single = True
         open_[number] = operation
         operation.is_sent = True
         self.frames += 1
@@ -380,7 +382,7 @@ class AsyncLink:
         if make is frame_of and self._sample[0] not in self._open:
             self._sample = (self._next, now)
         self._next += len(numbered)
-        self._is_lone = False
+        self._is_single = False
         self._open |= numbered
         for operation in operations:
             operation.is_sent = True

@@ -17,7 +17,7 @@ from kvstore.client.core.values import Level
 from kvstore.client.core.watching import Change
 from kvstore.errors import ConditionFailed, Refused
 
-LOOKED_AT_FIRST, LOOKED_AT = 32, 1000
+CANDIDATES_FIRST, CANDIDATES_MAX = 32, 1000
 """Number of first keys of a queue that are read, claims before items, so that items are found unless there are as many
 claims. A reader that finds no item reads more."""
 CLAIM, ITEM, TICKETS, TIMES = b"claim-", b"item-", b"tickets", b"times-"
@@ -68,15 +68,15 @@ def take(prefix: bytes) -> Recipe[Taken]:
 
 def _some_free(prefix: bytes) -> Recipe[list[bytes]]:
     """Return names of free items, and wait for one if there is none."""
-    looked_at = LOOKED_AT_FIRST
-    while looked_at < LOOKED_AT:
-        found: Found = yield FindStep(prefix, looked_at, keys_only=True)
+    wanted = CANDIDATES_FIRST
+    while wanted < CANDIDATES_MAX:
+        found: Found = yield FindStep(prefix, wanted, keys_only=True)
         if free := free_ones(found, prefix):
             return free
-        if len(found) < looked_at:
+        if len(found) < wanted:
             break
-        looked_at *= 4
-    whole = FindStep(prefix, LOOKED_AT, keys_only=True)
+        wanted *= 4
+    whole = FindStep(prefix, CANDIDATES_MAX, keys_only=True)
     found = yield AwaitStep(whole, lambda found: bool(free_ones(found, prefix)), wakes=FreedItems(prefix).wakes)
     return free_ones(found, prefix)
 

@@ -12,20 +12,20 @@ class AddressBackoff:
     """The backoff of one client. Times are of the boot-time clock, in seconds."""
 
     def __init__(self) -> None:
-        self._rests: dict[str, tuple[float, float]] = {}
+        self._retries: dict[str, tuple[float, float]] = {}
         """End and length of each address's backoff."""
 
     def is_left_alone(self, address: str, now: float) -> bool:
-        until, _ = self._rests.get(address, (now, 0.0))
+        until, _ = self._retries.get(address, (now, 0.0))
         return now < until
 
     def broke(self, address: str, now: float) -> None:
         """Start a backoff, because a connection to the address broke or could not be opened."""
-        self._rests = {each: rest for each, rest in self._rests.items() if now < rest[0] + KEPT_S}
-        _, last_s = self._rests.get(address, (0.0, MIN_S / 2))
-        rest_s = min(last_s * 2, MAX_S)
-        self._rests[address] = (now + rest_s, rest_s)
+        self._retries = {each: rest for each, rest in self._retries.items() if now < rest[0] + KEPT_S}
+        _, last_s = self._retries.get(address, (0.0, MIN_S / 2))
+        delay_s = min(last_s * 2, MAX_S)
+        self._retries[address] = (now + delay_s, delay_s)
 
     def held(self, address: str) -> None:
         """Forget the failures of an address that has a connection."""
-        self._rests.pop(address, None)
+        self._retries.pop(address, None)

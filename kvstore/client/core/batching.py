@@ -17,7 +17,7 @@ from kvstore.client.core.values import Item
 from kvstore.proto import compact, kv_pb2
 
 FRAME_OPERATIONS_MAX = 2_000
-BRIEF_OPERATIONS_MAX = 64
+COMPACT_OPERATIONS_MAX = 64
 """Maximum operations of a compact frame. Few, because compact frames are cheap: the server starts on one while the next
 is made."""
 FRAME_BYTES_MAX = 512 << 10
@@ -65,13 +65,13 @@ def frame_of(
     return frame, numbered
 
 
-def brief_frame_of(
+def compact_frame_of(
     operations: list[ClientOperation], first: int, *, ring_version: int, timeout_ms: int, tokens: Mapping[str, int]
 ) -> tuple[kv_pb2.Frame | compact.CompactFrame, dict[int, ClientOperation]]:
     """Return a frame for streams, and its operations by number. The frame is compact if no operation has options."""
     if any(map(_options_of, operations)):
         return frame_of(operations, first, ring_version=ring_version, timeout_ms=timeout_ms, tokens=tokens)
-    lanes, numbered = _lanes(_brief_lane, operations, first, tokens)
+    lanes, numbered = _lanes(_compact_lane, operations, first, tokens)
     return compact.CompactFrame(ring_version, timeout_ms, lanes), numbered
 
 
@@ -114,7 +114,7 @@ def _groups(operations: Sequence[ClientOperation]) -> list[Group]:
     return list(groups.values())
 
 
-def _brief_lane(group: Group, first: int, token: int) -> compact.CompactLane:
+def _compact_lane(group: Group, first: int, token: int) -> compact.CompactLane:
     head = group[0]
     lane = compact.CompactLane(head.partition, first, [each.code for each in group], [each.key for each in group])
     lane.level, lane.token = head.level, token

@@ -77,10 +77,10 @@ def parse_url(url: str) -> ClientConfig:
 
 
 def _parsed(scheme: str, separator: str, authority: str, rest: str) -> ClientConfig:
-    said, at, hosts = authority.rpartition("@")
+    userinfo, at, hosts = authority.rpartition("@")
     rest = rest.removeprefix(authority)
     url = f"{scheme}{separator}{hosts}{rest}"  # as errors show it
-    login = _login(said) if at else None
+    login = _login(userinfo) if at else None
     parts = urlsplit(f"{scheme}://hosts{rest}")  # urlsplit accepts no list with an IPv6 address
     if parts.scheme not in (SCHEME, TLS_SCHEME):
         raise ValueError(f"expected a URL like kv://host:port,host:port, got {url!r}")
@@ -97,10 +97,10 @@ def _parsed(scheme: str, separator: str, authority: str, rest: str) -> ClientCon
     return ClientConfig(endpoints=endpoints, tls=tls, login=login, cluster="", **options)
 
 
-def _login(said: str) -> Login:
-    if id_or_none(said.encode()) is not None:
-        return Login("", said.encode())
-    user, colon, password = said.partition(":")
+def _login(userinfo: str) -> Login:
+    if id_or_none(userinfo.encode()) is not None:
+        return Login("", userinfo.encode())
+    user, colon, password = userinfo.partition(":")
     if not user or not colon or not password:
         raise ValueError(
             "expected user:password or a token before the @ of a URL; or leave both out and set them in the environment"

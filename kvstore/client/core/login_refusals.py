@@ -14,7 +14,7 @@ class LoginRefusals:
     counts because a server that removes a user names the removal once, and later says only that no such user exists."""
 
     def __init__(self) -> None:
-        self._said: dict[str, NotAuthenticated] = {}
+        self._refusals: dict[str, NotAuthenticated] = {}
         self._of_new: set[str] = set()
         """Addresses that rejected the login of a new connection, that is the login as it is now."""
 
@@ -22,19 +22,19 @@ class LoginRefusals:
         """Record the result of asking an address; `error` None is an answer. `has_served`: the connection had answers
         before, so its login was accepted once and may have been replaced since."""
         if not isinstance(error, NotAuthenticated):
-            self._said.pop(address, None)
+            self._refusals.pop(address, None)
             self._of_new.discard(address)
             return
-        self._said.setdefault(address, error)
+        self._refusals.setdefault(address, error)
         if not has_served:
             self._of_new.add(address)
 
     def error_or_none(self, addresses: Collection[str], *, is_late: bool) -> NotAuthenticated | None:
         """Return the first login error if all addresses reject the login; once it is late, if one of them does."""
-        said = [error for address, error in self._said.items() if address in addresses]
-        if not said:
+        refusals = [error for address, error in self._refusals.items() if address in addresses]
+        if not refusals:
             return None
-        return said[0] if is_late or self._of_new.issuperset(addresses) else None
+        return refusals[0] if is_late or self._of_new.issuperset(addresses) else None
 
     def of_all(self, error: StoreError, addresses: Collection[str], *, is_late: bool) -> StoreError:
         """Choose the error of an attempt whose result was recorded. A rejected login is final once all servers reject
@@ -43,7 +43,7 @@ class LoginRefusals:
             return error
         why = self.error_or_none(addresses, is_late=is_late)
         if why is not None:
-            self._said.clear()
+            self._refusals.clear()
             self._of_new.clear()
             return why
         return Unavailable(str(error)) if isinstance(error, NotAuthenticated) else error

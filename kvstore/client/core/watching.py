@@ -139,8 +139,14 @@ class WatchCursor:
                 change.record.expires_ms,
             )
         return Change(
-            *(change.key, item, change.sequence, change.time_ms, partition, change.expired),
-            *(change.transaction, change.transaction_keys),
+            change.key,
+            item,
+            change.sequence,
+            change.time_ms,
+            partition,
+            change.expired,
+            change.transaction,
+            change.transaction_keys,
         )
 
     def give(self) -> Change:

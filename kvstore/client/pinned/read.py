@@ -163,7 +163,7 @@ class _Attempts:
             raise NoSuchPin("no replica is known that keeps the pinned position")
         self._addresses = addresses
         self._at = 0
-        self._said: dict[str, StoreError] = {}
+        self._failures: dict[str, StoreError] = {}
 
     @property
     def address(self) -> str:
@@ -172,13 +172,13 @@ class _Attempts:
     @property
     def is_gone(self) -> bool:
         """True if all replicas have answered that they do not keep the position, or have rejected the login."""
-        return all(isinstance(self._said.get(each), NoSuchPin | NotAuthenticated) for each in self._addresses)
+        return all(isinstance(self._failures.get(each), NoSuchPin | NotAuthenticated) for each in self._addresses)
 
     def succeeded(self) -> None:
-        self._said.clear()
+        self._failures.clear()
 
     def failed(self, failure: StoreError) -> bool:
         """Move to the next replica. Return True if all have been asked."""
-        self._said[self.address] = failure
+        self._failures[self.address] = failure
         self._at = (self._at + 1) % len(self._addresses)
         return self._at == 0

@@ -69,7 +69,11 @@ class WatchedProcess(DeathWatch):
         try:
             _check_free_files(itself)
             self._watcher = watcher = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", str(PROGRAM), str(itself)),
+                sys.executable,
+                "-I",
+                "-S",
+                str(PROGRAM),
+                str(itself),
                 stdin=PIPE,
                 stdout=DEVNULL,
                 stderr=DEVNULL,

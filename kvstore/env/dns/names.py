@@ -190,10 +190,10 @@ class Names:
         if all(each.is_absent for each in families):
             number = families[0].failure.errno if families[0].failure is not None else socket.EAI_NONAME
             return socket.gaierror(number, f"{host}: no such host, or it has no address")
-        said = next((each.failure for each in families if each.failure is not None and not each.is_absent), None)
-        if said is None:
+        failure = next((each.failure for each in families if each.failure is not None and not each.is_absent), None)
+        if failure is None:
             return NoAnswer(f"{host}: expected its addresses from the name service within {timeout_s:g} s, got none")
-        return NoAnswer(f"{host}: expected its addresses from the name service, got: {said}")
+        return NoAnswer(f"{host}: expected its addresses from the name service, got: {failure}")
 
     # ── asking ────────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from errno import EACCES, EDQUOT, ENOSPC, ENOTDIR, EPERM, EROFS, errorcode
 from pathlib import Path
 
-from kvstore.os_errors import is_no_room
+from kvstore.os_errors import is_no_space
 
 PREFIX, SUFFIX = ".kvstore-trial-", ".new"
 WRITTEN_BYTES = 512
@@ -44,7 +44,7 @@ class WriteFault:
     @property
     def is_full(self) -> bool:
         """True if only space, inodes or a quota is missing."""
-        return is_no_room(OSError(self.errno, self.reason))
+        return is_no_space(OSError(self.errno, self.reason))
 
     def __str__(self) -> str:
         name = errorcode.get(self.errno, str(self.errno))

@@ -164,9 +164,9 @@ class Chaos:
 
     def _watch_adding(self, event: Event, before: frozenset[str]) -> None:
         """Keep the id of the added partition if the command prints it. Others may add partitions, too."""
-        said = self._watch_command(event, ("ring", "add", "--count", "1", "--wait", "--json"))
+        output = self._watch_command(event, ("ring", "add", "--count", "1", "--wait", "--json"))
         with suppress(ValueError, KeyError, TypeError):
-            self._added = _partitions_in(said) - before
+            self._added = _partitions_in(output) - before
 
     def _partitions_or_none(self) -> frozenset[str] | None:
         """Return the partitions of the ring, or None if they cannot be read."""
@@ -210,8 +210,9 @@ class Chaos:
             return ""
         event.ended = time.time()
         if answer.returncode:
-            said = (answer.stderr or answer.stdout).strip().splitlines()
-            event.is_failed, event.outcome = True, f"exit code {answer.returncode}: {said[-1] if said else 'no output'}"
+            lines = (answer.stderr or answer.stdout).strip().splitlines()
+            event.is_failed = True
+            event.outcome = f"exit code {answer.returncode}: {lines[-1] if lines else 'no output'}"
             return ""
         event.outcome = f"done after {event.ended - event.at:.1f} s"
         return answer.stdout
@@ -223,9 +224,9 @@ class Chaos:
         return event
 
 
-def _partitions_in(said: str) -> frozenset[str]:
+def _partitions_in(output: str) -> frozenset[str]:
     """Return the ids in the JSON document of a plan. Raises ValueError, KeyError, TypeError."""
-    return frozenset(each["id"] for each in json.loads(said)["partitions"])
+    return frozenset(each["id"] for each in json.loads(output)["partitions"])
 
 
 def _run(*words: str) -> subprocess.CompletedProcess[str]:

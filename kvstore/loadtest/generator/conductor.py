@@ -83,7 +83,7 @@ class Conductor:
         records: Iterator[dict[bytes, bytes]] = iter(())
         if options.preload and has_records:
             records = first_values(keyspace, draws, Expectations(writer), Random(options.seed))
-        say(f"writing {options.keys:,} records" if options.preload and has_records else "preparing")
+        print_line(f"writing {options.keys:,} records" if options.preload and has_records else "preparing")
         if options.is_redis_only:
             self._pulse = pulse.measure(options.pulse_folder)
             resp_wire.load_records(options.resp_nodes()[0], records)
@@ -145,7 +145,7 @@ class Conductor:
         self.options.report.write_text(page(made, comparison.lines), encoding="utf-8")
         print(summary(made), file=sys.stderr)
         for line in (*verdict["notes"], *(f"SPOILED: {each}" for each in verdict["spoiled"]), *verdict["reasons"]):
-            say(line)
+            print_line(line)
         self.verdict = last_line(made, self.options.report)
         return 1 if verdict["reasons"] else EXIT if verdict["spoiled"] else 0
 
@@ -205,7 +205,7 @@ class Conductor:
         notes = []
         if isinstance(self._shape, KneeShape) and not self._shape.missing:
             notes.append(
-                f"the knee: {self._shape.carried_per_s:g}/s were sustained, {self._shape.failed_per_s:g}/s were not"
+                f"the knee: {self._shape.sustained_per_s:g}/s were sustained, {self._shape.failed_per_s:g}/s were not"
             )
         if self.recorder.busiest > SATURATED:
             what = (
@@ -238,7 +238,7 @@ class Conductor:
 
 def _knee(shape: KneeShape) -> dict[str, Any]:
     return {
-        "carried_per_s": shape.carried_per_s,
+        "sustained_per_s": shape.sustained_per_s,
         "failed_per_s": shape.failed_per_s,
         "missing": shape.missing,
         "trials": [trial._asdict() for trial in shape.trials],
@@ -256,7 +256,7 @@ def summary(made: Mapping[str, Any]) -> str:
     )
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Print a line about the run."""
     print(f"loadtest: {line}", file=sys.stderr, flush=True)
 

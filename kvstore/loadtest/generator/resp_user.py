@@ -24,7 +24,7 @@ from kvstore.loadtest.resp import Lost, ReplyError
 
 PATIENCE_S = 5.0
 """Timeout of one command in seconds, the same as the client library's."""
-REST_S = 0.05
+PAUSE_S = 0.05
 AWAITED_MAX = 1_000
 """Maximum number of keys that a complete SCAN is checked for."""
 REFUSALS = ("TRYAGAIN", "CLUSTERDOWN")
@@ -127,7 +127,7 @@ class RespEndpoint:
                 failure = error
             if monotonic() > deadline:
                 raise Unavailable(str(failure)) from failure
-            gevent.sleep(REST_S)
+            gevent.sleep(PAUSE_S)
 
     def _connected(self) -> BlockingRespConnection:
         """Return the open connection, or connect. Raises Unreachable."""

@@ -140,7 +140,7 @@ class KneeShape:
         self._finer_left = self._limits.finer
 
     @property
-    def carried_per_s(self) -> float:
+    def sustained_per_s(self) -> float:
         """The highest rate that was sustained; 0 if none was."""
         return self._carried
 
@@ -180,7 +180,7 @@ class KneeShape:
 
     def _rest(self, at_s: float, since_s: float, recent: RecentResultsOf) -> float | None:
         seen = recent(self._limits.calm_s)
-        if seen is not None and self._is_carried(seen):
+        if seen is not None and self._is_sustained(seen):
             self._rests_since_s = None
             return self._per_s
         return self._rest_per_s if at_s - since_s < self._limits.rest_s_max else None
@@ -189,13 +189,13 @@ class KneeShape:
     def _rest_per_s(self) -> float:
         return (self._carried or self._per_s) / 2
 
-    def _is_carried(self, seen: RecentResults) -> bool:
+    def _is_sustained(self, seen: RecentResults) -> bool:
         limits = self._limits
         is_achieved = seen.done_per_s >= limits.achieved_min * seen.due_per_s
         return is_achieved and seen.p99_ms <= limits.p99_ms_max and not seen.errors
 
     def _judge(self, seen: RecentResults) -> None:
-        is_carried = self._is_carried(seen)
+        is_carried = self._is_sustained(seen)
         self.trials.append(KneeTrial(self._per_s, *seen, is_carried))
         if is_carried:
             self._carried = max(self._carried, self._per_s)

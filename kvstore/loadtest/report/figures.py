@@ -12,9 +12,9 @@ from kvstore.loadtest.report.spoiled import spoils
 
 FORMAT = 1
 PERCENTILES = (50.0, 95.0, 99.0, 99.9)
-LOOK_S = 30
+DISTURBED_S = 30
 """Seconds after an event in which its effect is measured."""
-CARRIED = 0.95
+SUSTAINED = 0.95
 """A second with a smaller share of its due operations done counts as disturbed."""
 SHORT_S = 3
 P99_OF_DUE_MIN = 0.99
@@ -81,7 +81,7 @@ def document(recorder: Recorder, run: Run) -> dict[str, Any]:
 
 
 def verdict(
-    total: Mapping[str, Any], operations: Sequence[Mapping[str, Any]], spoilt_by: Sequence[str], run: Run
+    total: Mapping[str, Any], operations: Sequence[Mapping[str, Any]], spoiled_by: Sequence[str], run: Run
 ) -> dict[str, Any]:
     """Return whether the run met its goals, and the reasons if not. Figures of a spoiled run are not judged: missed
     goals become notes."""
@@ -107,7 +107,7 @@ def verdict(
             f"{total['achieved']:.2%} of the due operations were done; the minimum is {goals.achieved_min:.2%}"
         )
     found: dict[str, Any] = {"is_met": True, "reasons": reasons, "spoiled": [], "notes": list(run.notes)}
-    found["spoiled" if run.is_spoilable else "notes"] += spoilt_by
+    found["spoiled" if run.is_spoilable else "notes"] += spoiled_by
     add_figures(found, missed)
     return found | {"is_met": not found["reasons"] and not found["spoiled"]}
 
@@ -200,11 +200,11 @@ def _timeline(recorder: Recorder, run: Run) -> list[dict[str, Any]]:
 
 def _event(recorder: Recorder, run: Run, event: Event) -> dict[str, Any]:
     later = [each.at for each in run.events if each.at > event.at + SHORT_S]
-    until = min([event.at + LOOK_S, run.ended, *later])
+    until = min([event.at + DISTURBED_S, run.ended, *later])
     # After the run there are no callers: nobody sees an event then, such as the removal of an added partition.
     last = max(int(until), int(event.at) + 1) if event.at < run.ended else int(event.at)
     cells = [recorder.cells.get(second) or TimelineSecond() for second in range(int(event.at), last)]
-    disturbed = sum(cell.done < CARRIED * cell.due for cell in cells)
+    disturbed = sum(cell.done < SUSTAINED * cell.due for cell in cells)
     return {
         "at_s": round(event.at - run.began, 1),
         "ended_s": None if event.ended is None else round(event.ended - run.began, 1),

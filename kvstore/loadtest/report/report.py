@@ -109,7 +109,9 @@ def _charts(document: Mapping[str, Any]) -> list[str]:
     return [
         timeline("Operations per second", rates, marks, seconds=seconds, warmup_s=warmup_s),
         timeline(
-            *("Milliseconds since the intended start", times, marks),
+            "Milliseconds since the intended start",
+            times,
+            marks,
             seconds=seconds,
             is_log=True,
             warmup_s=warmup_s,
@@ -164,7 +166,7 @@ def _knee(knee: Mapping[str, Any] | None) -> str:
     if knee["missing"]:
         found = f'<p class="bad">{escape(knee["missing"])}</p>'
     else:
-        rates = f"<b>{knee['carried_per_s']:,.0f}/s</b>; lowest rate not sustained: {knee['failed_per_s']:,.0f}/s"
+        rates = f"<b>{knee['sustained_per_s']:,.0f}/s</b>; lowest rate not sustained: {knee['failed_per_s']:,.0f}/s"
         found = f"<p>Highest sustained rate: {rates}</p>"
     return _section("Saturation search (knee)", found + _table(knee["trials"]))
 

@@ -219,10 +219,10 @@ class EtcdLink:
             code, details = error.code(), f"{self.endpoint}: {error.details()}"
             if code in (grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.NOT_FOUND):
                 raise Outdated(details) from None
-            said = str(error.details())
-            if any(each in said for each in _OLD_TOKEN):
+            text = str(error.details())
+            if any(each in text for each in _OLD_TOKEN):
                 raise (_OldToken if self._login is not None else MetadataDenied)(details) from None
-            if any(each in said for each in _DENIED):
+            if any(each in text for each in _DENIED):
                 who = "nobody" if self._login is None else self._login.user
                 raise MetadataDenied(
                     f"{details}: etcd refuses {who}; check metadata.user and its roles in etcd"

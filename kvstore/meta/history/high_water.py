@@ -65,7 +65,7 @@ class HighWater:
         """Counts of the other nodes after this node has raised its own."""
         self._unanswered: dict[str, int] = {}
         """Number of rings in a row that each other node has not answered."""
-        self._rings_heard = 0
+        self._rings_seen = 0
         """Version of the directory up to which this node has answered."""
 
     @property
@@ -110,8 +110,8 @@ class HighWater:
             await self._note_unanswered(await self._marks(MEMBERS_READ_MAX))
             self._raised = count + 1
             rung = await self._store.set(paths.HIGH_WATER, self._node.encode(), -1)
-            if rung == self._rings_heard + 1:
-                self._rings_heard = rung  # else another has rung, too
+            if rung == self._rings_seen + 1:
+                self._rings_seen = rung  # else another has rung, too
 
     async def is_rung(self) -> bool:
         """Return True if another node has raised its count and waits for other nodes to raise theirs. Returns True
@@ -120,7 +120,7 @@ class HighWater:
             _, stat = await self._store.get(paths.HIGH_WATER)
         except NoSuchNode:
             return False
-        is_new, self._rings_heard = stat.version > self._rings_heard, max(stat.version, self._rings_heard)
+        is_new, self._rings_seen = stat.version > self._rings_seen, max(stat.version, self._rings_seen)
         return is_new
 
     async def confirm(self) -> None:

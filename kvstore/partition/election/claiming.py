@@ -64,7 +64,7 @@ class Claiming:
                 async with self._changing:
                     if not self._is_stopped():
                         await self._change(command)
-                await self._rest_after(command)
+                await self._pause_after(command)
             except StoreError as error:
                 log.info("partition=%s %s: %r", self._state.partition, command, error)
                 if isinstance(command, role_events.Claim | role_events.Succeed):
@@ -72,7 +72,7 @@ class Claiming:
                 await asyncio.sleep(RANK_DELAY_S)
                 self._reread.set()
 
-    async def _rest_after(self, command: Command) -> None:
+    async def _pause_after(self, command: Command) -> None:
         if isinstance(command, role_events.RemoveStale) and command.record.server == self._server:
             self._own_removed += 1
             if self._own_removed > 1:

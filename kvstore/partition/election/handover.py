@@ -104,15 +104,15 @@ class PreferredStability:
         self._since = inf
         self._not_before = 0.0
 
-    def is_due(self, said: Published | None, leader_seq: Seq, now: float, *, spread: float) -> bool:
-        """Return True if the leader should hand over now. `said` is what the preferred replica publishes, or None if it
-        is not up. `spread`, a number from 0 to 1, differs between partitions, so that they do not all hand over at the
-        same time."""
-        if said is None or said.is_stopped or said.seq + CLOSE_BEHIND < leader_seq:
+    def is_due(self, published: Published | None, leader_seq: Seq, now: float, *, spread: float) -> bool:
+        """Return True if the leader should hand over now. `published` is what the preferred replica publishes, or None
+        if it is not up. `spread`, a number from 0 to 1, differs between partitions, so that they do not all hand over
+        at the same time."""
+        if published is None or published.is_stopped or published.seq + CLOSE_BEHIND < leader_seq:
             self.reset()
             return False
-        if said.nonce != self._nonce:
-            self._nonce, self._since = said.nonce, now
+        if published.nonce != self._nonce:
+            self._nonce, self._since = published.nonce, now
         return now - self._since >= self._wanted_s * (1 + spread / 2) and now >= self._not_before
 
     @property

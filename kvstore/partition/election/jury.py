@@ -88,8 +88,8 @@ def is_copy_confirmed(
     had anything else there: a later difference then arose on its own. Checks are never copied, so each check of `me` is
     later than its copy."""
     for seq, crc in checks[me].items():
-        said = {server: checks[server][seq] for server in replicas if seq in checks.get(server, {})}
-        if set(said.values()) == {crc} and _count_independent(said, origins) >= _majority(replicas):
+        checksums = {server: checks[server][seq] for server in replicas if seq in checks.get(server, {})}
+        if set(checksums.values()) == {crc} and _count_independent(checksums, origins) >= _majority(replicas):
             return True
     return False
 

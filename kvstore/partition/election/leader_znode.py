@@ -121,9 +121,9 @@ class Claims:
         """Return the published progress of all replicas that are up."""
         found: dict[ServerId, Published] = {}
         for name in await self._store.children(self._replicas):
-            said = await self.published_by(ServerId(name))
-            if said is not None:
-                found[ServerId(name)] = said
+            published = await self.published_by(ServerId(name))
+            if published is not None:
+                found[ServerId(name)] = published
         return found
 
     async def published_by(self, server: ServerId) -> Published | None:

@@ -109,9 +109,11 @@ class PeerReplicas:
         asked = {server: self._env.nursery.spawn(self._ask(server), name="ask serving") for server in self.servers}
         found = {server: await answer for server, answer in asked.items()}
         unreached = sum(is_unreached for _, is_unreached in found.values())
-        answered = sum(said in (_PeerAnswer.SERVES, _PeerAnswer.SERVES_NOT) for said, _ in found.values())
+        answered = sum(peer_answer in (_PeerAnswer.SERVES, _PeerAnswer.SERVES_NOT) for peer_answer, _ in found.values())
         is_reached = 2 * unreached <= answered
-        return CandidateSurvey(self._incumbent({server: said for server, (said, _) in found.items()}), is_reached)
+        return CandidateSurvey(
+            self._incumbent({server: peer_answer for server, (peer_answer, _) in found.items()}), is_reached
+        )
 
     def _incumbent(self, found: dict[ServerId, _PeerAnswer]) -> Incumbent:
         """Return whether one of them still serves, or may serve."""
@@ -169,5 +171,5 @@ class PeerReplicas:
             return _PeerAnswer.REFUSED, False
         except StoreError:
             return _PeerAnswer.SILENT, False
-        said = _PeerAnswer.SERVES if answer[:1] == b"1" else _PeerAnswer.SERVES_NOT
-        return said, answer[1:].startswith(UNREACHED)
+        peer_answer = _PeerAnswer.SERVES if answer[:1] == b"1" else _PeerAnswer.SERVES_NOT
+        return peer_answer, answer[1:].startswith(UNREACHED)

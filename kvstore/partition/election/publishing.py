@@ -38,7 +38,7 @@ class Publishing:
         self._is_stopped = is_stopped
         self._beat, self._claims, self._state, self._trials = beat, claims, state, trials
         self._server, self._nonce = server, nonce
-        self._said: tuple[int, ...] = ()
+        self._last_published: tuple[int, ...] = ()
         """The last publication by `run` without a doubt; empty if anything else was published since."""
 
     async def run(self) -> None:
@@ -51,17 +51,17 @@ class Publishing:
             silent_s += PUBLISH_S
             is_further = silent_s >= TAKEN_S and self._taken() != taken
             try:
-                if present != self._said or self._trials.trial.since or is_further:
+                if present != self._last_published or self._trials.trial.since or is_further:
                     taken, silent_s = self._taken(), 0.0
                     await self._claims.publish(self._progress())
-                    self._said = () if self._trials.trial.since else present
+                    self._last_published = () if self._trials.trial.since else present
             except MetadataError as error:
                 log.debug("partition=%s not published: %r", self._state.partition, error)
-            await self._beat.rest(PUBLISH_S)
+            await self._beat.pause(PUBLISH_S)
 
     async def rank(self, replicas: tuple[ServerId, ...]) -> int:
         """Publish this replica's progress, and return how many replicas are further. Raises MetadataError."""
-        self._said = ()
+        self._last_published = ()
         await self._claims.publish(self._progress(), always=True)
         return rank_of(self._server, await self._claims.published(), replicas)
 

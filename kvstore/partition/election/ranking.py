@@ -68,29 +68,31 @@ class Published:
     state is being installed. None if the release does not report it (docs/protocol.md H6)."""
 
     def encode(self) -> bytes:
-        said: dict[str, object] = {
+        fields: dict[str, object] = {
             "seq": self.seq,
             "durable_seq": self.durable_seq,
             "epoch": self.epoch,
             "nonce": self.nonce,
         }
         if self.doubt is not None:
-            said["doubt"] = self.doubt
+            fields["doubt"] = self.doubt
         if self.is_stopped:
-            said["stopped"] = True
+            fields["stopped"] = True
         if self.taken is not None:
-            said["taken"] = self.taken
-        return orjson.dumps(said)
+            fields["taken"] = self.taken
+        return orjson.dumps(fields)
 
     @staticmethod
     def decode(data: bytes) -> Published:
         """Decode the znode. Raises UndecodableNode."""
-        said = codec.decode_plain(_Said, data, what="replica znode")
-        doubt = said.doubt if said.doubt is not None and said.doubt[0] else None
-        return Published(said.seq, said.durable_seq, said.epoch, said.nonce, doubt, said.stopped, said.taken)
+        fields = codec.decode_plain(_Fields, data, what="replica znode")
+        doubt = fields.doubt if fields.doubt is not None and fields.doubt[0] else None
+        return Published(
+            fields.seq, fields.durable_seq, fields.epoch, fields.nonce, doubt, fields.stopped, fields.taken
+        )
 
 
-class _Said(msgspec.Struct):
+class _Fields(msgspec.Struct):
     """The fields of the znode."""
 
     seq: Seq
@@ -122,7 +124,7 @@ class LeaderRecord:
 def furthest(published: Mapping[ServerId, Published], besides: ServerId) -> list[ServerId]:
     """Return the replicas that have published and have not stopped, except `besides`, in descending order of their
     sequence."""
-    going = [server for server, said in published.items() if server != besides and not said.is_stopped]
+    going = [server for server, fields in published.items() if server != besides and not fields.is_stopped]
     return sorted(going, key=lambda server: (-published[server].seq, server))
 
 

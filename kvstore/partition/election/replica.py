@@ -95,7 +95,10 @@ class Replica:
             env, tail, self._owner, trials, feed=feed, role_change=self.role_change, server=server, name=partition
         )
         self.claiming = Claiming(
-            *(claims, state, server, self._nonce),
+            claims,
+            state,
+            server,
+            self._nonce,
             feed=feed,
             reread=self._reread,
             is_stopped=lambda: self.role is ReplicaRole.STOPPED,

@@ -31,7 +31,7 @@ POLL_MS = 10_000
 """Milliseconds of one read. Entries that arrive meanwhile are delivered at once."""
 RETRY_S, DELETED_S = 0.1, 5.0
 """Seconds between two attempts to read; the second applies if the next ledger is deleted or undecodable."""
-ROOM_S = 1.0
+NO_SPACE_RETRY_S = 1.0
 """Seconds between two attempts to write to an engine that found no space."""
 ENTRIES_PER_TURN = 16
 """Entries applied before the event loop gets another turn: a few milliseconds at most."""
@@ -79,11 +79,11 @@ class Tail:
                     raise
                 self._trouble = str(error)
                 log.warning("partition=%s cannot apply the log, retrying: %s", self._partition, error)
-                await asyncio.sleep(ROOM_S)
+                await asyncio.sleep(NO_SPACE_RETRY_S)
 
     async def _follow(self) -> None:
         """Continue reading at the position of the engine."""
-        if not self._state.is_whole or self._state.engine.stopped is not None:
+        if not self._state.is_complete or self._state.engine.stopped is not None:
             await wait_resumable(self._state.engine)
             self._state.recover()
         while True:

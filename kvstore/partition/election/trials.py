@@ -158,9 +158,9 @@ class Investigations:
             return (
                 StateVerdict.OPEN
             )  # the log's next check has come meanwhile, and this verdict is about the one before it
-        said = {server: found[max(found)] for server, found in checks.items() if found}
+        newest = {server: found[max(found)] for server, found in checks.items() if found}
         if (since, verdict) != self._logged:
-            log.warning("partition=%s differs since=%d: %s, %s", self._partition, since, verdict.name, said)
+            log.warning("partition=%s differs since=%d: %s, %s", self._partition, since, verdict.name, newest)
         self._verdict, self._logged = verdict, (since, verdict)
         if verdict is StateVerdict.RIGHT and differs:
             self._differed = False

@@ -92,7 +92,7 @@ class ReplicaUpkeep:
         leading: LeaderLog | None = None
         skipped = 0
         while True:
-            await self._env.beat.rest(self._config.trim_s)
+            await self._env.beat.pause(self._config.trim_s)
             mine = self._replica.leading_log
             if mine is not leading:
                 leading, self._retention, self._settled_at = mine, None, None
@@ -114,7 +114,7 @@ class ReplicaUpkeep:
                 stability.reset()
                 await self._replica.role_change(IDLE_S)
                 continue
-            await self._env.beat.rest(check_s)
+            await self._env.beat.pause(check_s)
             preferred = self._preferred_other()
             if preferred is None:
                 stability.reset()
@@ -130,7 +130,7 @@ class ReplicaUpkeep:
                 checks = 0
                 await self._replica.role_change(IDLE_S)
                 continue
-            await self._env.beat.rest(CHECK_S)
+            await self._env.beat.pause(CHECK_S)
             is_stuck = self._replica.leading_log is not None and self._replica.state.engine.is_behind()
             checks = checks + 1 if is_stuck else 0
             if checks >= BEHIND_CHECKS:
@@ -194,8 +194,8 @@ class ReplicaUpkeep:
         # A process that was paused, or could not check, has not seen that a replica was away all the time.
         elapsed_s = min(now - self._checked_at, CHECKS_MISSED_MAX * self._config.trim_s)
         self._checked_at = now
-        durable = {server: said.durable_seq for server, said in published.items() if not said.is_stopped}
-        stopped = {server: said.durable_seq for server, said in published.items() if said.is_stopped}
+        durable = {server: replica.durable_seq for server, replica in published.items() if not replica.is_stopped}
+        stopped = {server: replica.durable_seq for server, replica in published.items() if replica.is_stopped}
         self._retention.note(replicas, durable, elapsed_s, stopped)
         try:
             await self._absences.save(self._retention.away)

@@ -93,10 +93,10 @@ class NextTurnDelivery:
     def give(self, sink: Sink, token: int, result: Result | StoreError) -> None:
         """Deliver the result on the next turn of the event loop. Results are delivered in the order of the calls."""
         if not self._results:
-            asyncio.get_running_loop().call_soon(self._tell)
+            asyncio.get_running_loop().call_soon(self._notify)
         self._results.append((sink, token, result))
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         answers, results = ResultDelivery(), self._results
         self._results = []
         answers.give_all(results)

@@ -38,7 +38,9 @@ def note_slow(slow: SlowLog, partition: PartitionId, entry: EntryInFlight, sent_
     """Record the entry in the slow log if it was slow. The entry was acknowledged and applied at `now`."""
     keys = entry.made.entry.keys
     slow.note(
-        *("leader", "write", now - entry.arrived),
+        "leader",
+        "write",
+        now - entry.arrived,
         key=keys[0] if keys else None,
         partition=partition,
         operations=len(entry.replies),

@@ -18,7 +18,7 @@ from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.namespaces import Meter
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.foreseen import Foreseen
-from kvstore.partition.leading.plain_puts import put_all, put_together
+from kvstore.partition.leading.plain_puts import evaluate_batched, put_all
 from kvstore.partition.leading.prepare import TransactionRules
 from kvstore.partition.leading.range_delete import (
     RANGE_KEYS_MAX,
@@ -30,7 +30,7 @@ from kvstore.partition.leading.range_delete import (
     written_between,
 )
 from kvstore.partition.leading.range_reads import keys_in
-from kvstore.partition.leading.reading import ENTRY_READ_MAX, LOOKED_UP_BYTES, ReadBudget
+from kvstore.partition.leading.reading import ENTRY_READ_MAX, LOOKUP_BYTES, ReadBudget
 from kvstore.partition.leading.serving_ranges import ServingRanges
 from kvstore.partition.leading.usage import Usage
 from kvstore.partition.state import entry as entries
@@ -61,7 +61,7 @@ from kvstore.versions import build_for
 Item = tuple[Op, Any, int]
 """Operation, sink, token."""
 
-TOGETHER_MIN = 4
+BATCHED_MIN = 4
 """From this number of plain puts on, evaluating them batched costs less than one by one."""
 
 _CREATED, _OVERWRITTEN = bytes((CREATE,)), bytes((OVERWRITE,))
@@ -158,8 +158,8 @@ class Evaluator:
         kind = KIND_OF[type(record)]
         seq, time_ms = (record.seq, record.time_ms) if isinstance(record, Own) else (0, 0)
         self._time_ms = max(self._time_ms, date_ms, time_ms)
-        said = encode_record(record)
-        made = entries.control(self._state.partition, self._epoch, self._next_seq, self._time_ms, kind, said)
+        payload = encode_record(record)
+        made = entries.control(self._state.partition, self._epoch, self._next_seq, self._time_ms, kind, payload)
         made.requests = requests
         self._check(made, now=kind is EntryKind.EPOCH_START)
         payload = made.encode()
@@ -194,8 +194,8 @@ class Evaluator:
         """Evaluate `items` as the next entry. `date_ms` is the wall clock in ms."""
         time_ms = max(self._time_ms, date_ms)
         self._prefixes = self.usage.book.prefixes.all
-        if len(items) == 1 and (lone := self._evaluate_lone(items[0], time_ms)) is not None:
-            return lone
+        if len(items) == 1 and (single := self._evaluate_single(items[0], time_ms)) is not None:
+            return single
         draft = self.draft = Draft(self._next_seq, time_ms, self._hash)
         draft.meter = self._meter = self.usage.meter() if self._prefixes else None
         replies: list[Reply] = []
@@ -216,7 +216,7 @@ class Evaluator:
                 sink.forget()
             self.foreseen.undo(draft.layer.transactions)
             for op, _, _ in self._locked:
-                self.foreseen.wait_no_more(op)
+                self.foreseen.stop_waiting(op)
             for op, _, _ in self._spread:
                 self.foreseen.unclaim(op)
             for op, _, _ in items:
@@ -225,14 +225,18 @@ class Evaluator:
             raise
         self._stored = {}
         return Decided(
-            *(entry, replies, rest, self._frozen, self._away),
+            entry,
+            replies,
+            rest,
+            self._frozen,
+            self._away,
             locked=self._locked,
             early=self._early,
             spread=self._spread,
             needs_proof=self.needs_proof,
         )
 
-    def _evaluate_lone(self, item: Item, time_ms: int) -> Decided | None:
+    def _evaluate_single(self, item: Item, time_ms: int) -> Decided | None:
         """Evaluate a batch of exactly one plain put to a key that no entry in flight touches, without a draft. This
         saves 22 calls. Return None, with nothing decided, for any other batch."""
         op, sink, token = item
@@ -271,7 +275,7 @@ class Evaluator:
     def _asked_alone(
         self, request: RequestId, hash_of_key: int, seq: int, time_ms: int, layer: Layer
     ) -> Requests | None:
-        """Return the request columns of a lone new request whose result is `seq`, and record the request in `layer`.
+        """Return the request columns of a single new request whose result is `seq`, and record the request in `layer`.
         Return None if the request is not new or is refused."""
         try:
             if self._known(request, hash_of_key, layer, time_ms) is not UNTOUCHED:
@@ -301,9 +305,9 @@ class Evaluator:
         slices, holds_row = writable.slices, writable.holds_row
         locks = self.foreseen.locks
         is_locked = bool(locks) and not locks.keys().isdisjoint(keys)
-        if len(items) >= TOGETHER_MIN and not metered and not is_locked and writable.holds_rows(data_keys):
+        if len(items) >= BATCHED_MIN and not metered and not is_locked and writable.holds_rows(data_keys):
             ops, sinks, tokens = zip(*items, strict=True)
-            versions = put_together(draft, ops, keys, data_keys, rows, self._overlay, touched, self._state.retries)
+            versions = evaluate_batched(draft, ops, keys, data_keys, rows, self._overlay, touched, self._state.retries)
             if versions is not None:
                 replies += zip(sinks, tokens, versions, strict=True)
                 reading.left -= size
@@ -518,7 +522,7 @@ class Evaluator:
             if not self.is_kept(item, row_keys) or (self.foreseen.locks and not self._is_free(item)):
                 return UNTOUCHED
             if batch is not None:
-                self._reading.left -= LOOKED_UP_BYTES * len(row_keys)
+                self._reading.left -= LOOKUP_BYTES * len(row_keys)
             before = self.draft.last_seq
             result: Result = None
             if batch is not None and not (
@@ -619,7 +623,7 @@ class Evaluator:
         stored, following = keys_in(self._state, start, end, RANGE_KEYS_MAX, tokens)
         under_way = written_between(self._overlay, self.draft, start, following or end or None, tokens)
         keys, following = cut(sorted({*stored, *under_way}), following, self.draft.size)
-        found = self._reading.look_up(keys)
+        found = self._reading.read(keys)
         if len(found) < len(keys):
             keys, following = keys[: len(found)], keys[len(found)]
         self._stored.update(found)

@@ -159,7 +159,7 @@ class Foreseen:
         """Record that an operation waits that locks nothing, so that others may overtake it."""
         self._without_place += 1
 
-    def wait_no_more(self, op: Op) -> None:
+    def stop_waiting(self, op: Op) -> None:
         """Unlock the keys of a write that was refused while it waited. Other writes may have waited only for it."""
         for key in self._places.pop(id(op), ()):
             left = self._waiting.pop(key) - 1

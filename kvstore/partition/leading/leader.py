@@ -190,12 +190,20 @@ class Leader:
         self.serving = True
         self._sweeper.start()
         if self.transactor is not None:
-            self.transactor.go_on()
+            self.transactor.resume()
 
     def _use_participants(self, participants: Participants) -> None:
         self.transactor = Transactor(
-            *(self._state, self.epoch, participants, self._env.clock.now, self._owns),
-            *(self._queue_own, self._give_later, self._unclaim, self._slow, traced_step),
+            self._state,
+            self.epoch,
+            participants,
+            self._env.clock.now,
+            self._owns,
+            self._queue_own,
+            self._give_later,
+            self._unclaim,
+            self._slow,
+            traced_step,
         )
         rules, transactor = self._evaluator.transactions, self.transactor
         rules.is_under_way, rules.is_running = transactor.is_under_way, transactor.attempts.is_running
@@ -369,8 +377,8 @@ class Leader:
         observed = self._observed
         if self._evaluator.foreseen.is_freed:  # by an attempt that has ended
             self._unlock()
-        has_room = len(self._in_flight) < room and self._stopped is None
-        is_wanted = has_room and reads.may_want_append and reads.wants_append()
+        has_capacity = len(self._in_flight) < room and self._stopped is None
+        is_wanted = has_capacity and reads.may_want_append and reads.wants_append()
         while queue.bytes and len(self._in_flight) < room and self._stopped is None and not observed.is_full:
             if self._state.engine.is_behind():
                 self._pause()
@@ -387,8 +395,8 @@ class Leader:
                 break
         if reads.may_want_append or is_wanted:
             is_wanted = is_wanted and self._read_lease.sent == sent
-            has_room = len(self._in_flight) < room and self._stopped is None
-            if has_room and (reads.wants_append() or is_wanted):
+            has_capacity = len(self._in_flight) < room and self._stopped is None
+            if has_capacity and (reads.wants_append() or is_wanted):
                 self._append(self._evaluator.control(EntryKind.EMPTY, self._env.clock.date_ms()), [])
         waiting = self._waiting
         is_any_waiting = queue.bytes or waiting.frozen.bytes or waiting.locked.bytes or waiting.early.bytes
@@ -458,7 +466,7 @@ class Leader:
         now, foreseen = self._env.clock.now(), self._evaluator.foreseen
         refused = self._waiting.lock(taken.arrived([*decided.locked], now))
         for op, _, _ in refused:
-            foreseen.wait_no_more(op)
+            foreseen.stop_waiting(op)
         self._answers.fail_all(refused, Overloaded(f"{len(self._waiting.locked)} writes wait for transactions"))
         if self.transactor is not None:
             for op, _, _ in decided.locked:
@@ -615,7 +623,7 @@ class Leader:
         self.reads.held.release()
         if self.transactor is not None:
             self.transactor.drop_foreign(Unavailable(f"partition {self._state.partition}: the home key has moved"))
-            self.transactor.go_on()
+            self.transactor.resume()
 
     def _break(self, why: str, error: Exception) -> None:
         """End the process, because its state can no longer be trusted. After a transient error, end only the
@@ -644,7 +652,7 @@ class Leader:
         late = self._waiting.take_older(before)
         foreseen, locked = self._evaluator.foreseen, self._waiting.locked.take_older(before)
         for op, _, _ in locked:
-            foreseen.wait_no_more(op)
+            foreseen.stop_waiting(op)
         if foreseen.is_freed:
             self._unlock()
         late += locked
@@ -652,7 +660,7 @@ class Leader:
             took = self._config.queue_wait_max_s
             op, many = late[0][0], len(late)
             self._slow.note(
-                *("leader", "refused", took), key=op.key, partition=self._state.partition, operations=many, queue=took
+                "leader", "refused", took, key=op.key, partition=self._state.partition, operations=many, queue=took
             )
         self._answers.fail_all(late, Unavailable(why))
         self._answers.give_all(self._observed.take_older(before, Unavailable(why)))

@@ -51,7 +51,7 @@ def put_all(
     return list(draft.put_all(keys, row_keys, values, created, size))
 
 
-def put_together(
+def evaluate_batched(
     draft: Draft,
     ops: Sequence[Op],
     keys: list[bytes],

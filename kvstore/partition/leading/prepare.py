@@ -320,8 +320,8 @@ class _Effects:
     def note(self, key: bytes) -> int:
         return self._seqs[key]
 
-    def begin(self, *, is_together: bool) -> _EffectsSavepoint:
-        return _EffectsSavepoint(self.size, 0 if self.meter is None else self.meter.begin(is_together=is_together))
+    def begin(self, *, is_atomic: bool) -> _EffectsSavepoint:
+        return _EffectsSavepoint(self.size, 0 if self.meter is None else self.meter.begin(is_atomic=is_atomic))
 
     def keep(self, mark: _EffectsSavepoint) -> None:
         if self.meter is not None:

@@ -84,7 +84,7 @@ class PreparedAnswers:
         if self._is_withheld(result):
             self._withheld.append((sink, token, result))
         else:
-            self._say(result)
+            self._give_prepared(result)
             sink.complete(token, result)
 
     def _is_withheld(self, result: Any) -> bool:
@@ -94,7 +94,7 @@ class PreparedAnswers:
         reads = [each for each in self.reads.values() if each.until > now]
         return any(each.is_before(name[0], self._orders[name]) for each in reads for name in result[1])
 
-    def _say(self, result: Any) -> None:
+    def _give_prepared(self, result: Any) -> None:
         if not isinstance(result, StoreError):
             self.unsaid.difference_update(result[1])
 
@@ -130,7 +130,7 @@ class PreparedAnswers:
             if self._is_withheld(reply[2]):
                 self._withheld.append(reply)
             else:
-                self._say(reply[2])
+                self._give_prepared(reply[2])
                 self._give(*reply)
 
     # docs/protocol.md Tx9, Tx14

@@ -112,22 +112,22 @@ def _scan_tokens(state: ReplicaState, token: int, limit: int, flags: int, now_ms
     limit = page_keys(limit)
     items: list[tuple[bytes, Record]] = []
     expired: list[bytes] = []
-    size, last, looked, read = 0, -1, 0, 0
+    size, last, visited, read = 0, -1, 0, 0
     unread, record_time_ms = STEP_BYTES, state.record_time_ms
     for row_key, row in _rows_of(state, token, readable):
         here = token_of_data(row_key)
         if here != last:
             is_full = len(items) >= limit or size >= PAGE_BYTES_MAX
-            if is_full or looked >= PAGE_ROWS_MAX or read >= READ_BYTES_MAX:
+            if is_full or visited >= PAGE_ROWS_MAX or read >= READ_BYTES_MAX:
                 return Expired(expired) if expired else ScanPage(items, here)
             last = here
-        looked, read, unread = looked + 1, read + len(row), unread - len(row)
+        visited, read, unread = visited + 1, read + len(row), unread - len(row)
         size += take(items, expired, key_of_data(row_key), row, flags, now_ms, record_time_ms)
         if len(items) > TOKEN_KEYS_MAX or size > TOKEN_BYTES_MAX:
             raise InvalidRequest(f"token {here} has more keys than fit into a page; scan in key order instead")
         if len(expired) >= EXPIRED_MAX:
             break
-        if looked % ROWS_PER_STEP == 0 or unread <= 0:
+        if visited % ROWS_PER_STEP == 0 or unread <= 0:
             unread = STEP_BYTES
             yield
     return Expired(expired) if expired else ScanPage(items, None)
@@ -149,8 +149,8 @@ def overdue(
     found: list[bytes] = []
     token_of = state.hash.token_of
     first, end = max(begin, rows.ALL_EXPIRY[0]), rows.expiry_key(now_ms + 1, b"")
-    for looked, (row_key, _) in enumerate(state.engine.iterate(first, end)):
-        if looked == OVERDUE_MAX or len(found) == most:
+    for visited, (row_key, _) in enumerate(state.engine.iterate(first, end)):
+        if visited == OVERDUE_MAX or len(found) == most:
             return found, row_key
         if writable.holds(token_of(row_key[9:])):
             found.append(row_key[9:])

@@ -16,7 +16,7 @@ AT_ONCE_FIRST, AT_ONCE_MAX = 32, 128
 """Records read in one call: at first, and at most while records are small."""
 ENTRY_READ_MAX = 4 << 20
 """Bytes read for one entry. The last call may exceed it."""
-LOOKED_UP_BYTES = 1 + ENTRY_READ_MAX // 10_000
+LOOKUP_BYTES = 1 + ENTRY_READ_MAX // 10_000
 """Bytes counted for each operation of a batch: ten thousand operations are as much work as one entry may be."""
 
 
@@ -49,7 +49,7 @@ class ReadBudget:
             self.left -= len(row)
         return row
 
-    def look_up(self, keys: list[bytes]) -> dict[bytes, bytes | None]:
+    def read(self, keys: list[bytes]) -> dict[bytes, bytes | None]:
         """Read the records of `keys`, in order, until the entry's budget is used up, but at least one. Raises
         OSError."""
         found: dict[bytes, bytes | None] = {}

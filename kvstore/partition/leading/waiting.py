@@ -101,8 +101,8 @@ def _moved(op: Op, serving_ranges: ServingRanges) -> Moved | None:
         return None
     hash = serving_ranges.hash
     try:
-        is_whole = op.ops and not isinstance(op, Transact | Prepare)  # these go where their first key is
-        keys = [data_key(hash, each.key) for each in op.ops] if is_whole else [data_key(hash, op.key)]
+        is_complete = op.ops and not isinstance(op, Transact | Prepare)  # these go where their first key is
+        keys = [data_key(hash, each.key) for each in op.ops] if is_complete else [data_key(hash, op.key)]
     except (TypeError, AttributeError):
         return None  # malformed: refused when it is evaluated
     return next((serving_ranges.moved(key) for key in keys if not serving_ranges.may_read(key)), None)

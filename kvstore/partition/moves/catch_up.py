@@ -129,6 +129,6 @@ class SourceFollower:
         if not entry.is_control:
             changes.add(entry)
         elif entry.kinds == LOG_VERSION:
-            said = move_records.decode(EntryKind.LOG_VERSION, entry.control)
-            assert isinstance(said, LogVersion)
-            pages.admit(self._state, said.version)
+            record = move_records.decode(EntryKind.LOG_VERSION, entry.control)
+            assert isinstance(record, LogVersion)
+            pages.admit(self._state, record.version)

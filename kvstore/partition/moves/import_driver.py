@@ -151,8 +151,8 @@ class ImportDriver:
         step = self._step = import_steps.next_step(self._m.state.ownership, move, is_paused=ring.pace.paused)
         if step is ImportStep.DONE:
             return True
-        tells_by_state = step is ImportStep.FORGET or (step is ImportStep.FLIP and not self._has_owned)
-        if tells_by_state and not await _is_still_next(step, leader, self._m, move):
+        acts_by_state = step is ImportStep.FORGET or (step is ImportStep.FLIP and not self._has_owned)
+        if acts_by_state and not await _is_still_next(step, leader, self._m, move):
             return False
         if step is not ImportStep.WAIT:
             self._waited_s = 0.0
@@ -332,9 +332,9 @@ class ImportDriver:
         of_target = dict.fromkeys(ring.partitions[move.target].replicas, move.target)
         hosts = {**of_target, **dict.fromkeys(ring.partitions[move.source].replicas, move.source)}
         for server, partition in sorted(hosts.items()):
-            self._m.env.nursery.spawn(self._tell(server, partition, data), name=f"move {self.move} tells {server}")
+            self._m.env.nursery.spawn(self._notify(server, partition, data), name=f"move {self.move} tells {server}")
 
-    async def _tell(self, server: ServerId, partition: PartitionId, routed: bytes) -> None:
+    async def _notify(self, server: ServerId, partition: PartitionId, routed: bytes) -> None:
         try:
             await self._m.peers.call(server, partition, source.FLIPPED, routed, CALL_S)
         except StoreError as error:

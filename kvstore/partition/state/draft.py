@@ -321,13 +321,13 @@ class Draft(Struct, eq=False):
 
     # ── atomic batches ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def begin(self, *, is_together: bool = True) -> DraftSavepoint:
-        """Begin a batch and return its savepoint for `keep` and `undo`. Batches do not nest. If `is_together`, quotas
+    def begin(self, *, is_atomic: bool = True) -> DraftSavepoint:
+        """Begin a batch and return its savepoint for `keep` and `undo`. Batches do not nest. If `is_atomic`, quotas
         are checked once for the whole batch, in `keep`, rather than for each write."""
         assert self._undo is None, "a batch within a batch"
         self._undo = []
         expires, replaced = len(self.expires_ms), len(self.replaced_ms)
-        metered = 0 if self.meter is None else self.meter.begin(is_together=is_together)
+        metered = 0 if self.meter is None else self.meter.begin(is_atomic=is_atomic)
         changes = self.layer.transactions
         return DraftSavepoint(
             len(self.keys),

@@ -24,11 +24,11 @@ from kvstore.partition.state.entry import (
     DELETE,
     END,
     INTENT,
-    LONE,
     NOTE,
     OF_TRANSACTIONS,
     OVERWRITE,
     RESOLVED,
+    SINGLE,
     Entry,
 )
 from kvstore.partition.state.intents import Intents, encode_row, intent_of, record_of_row, resolved_of
@@ -168,7 +168,7 @@ def change(batch: EngineBatch, entry: Entry, hash: KeyHash, data_keys: list[byte
     them, and `crc` is the checksum before the entry. Returns the change in the number of keys, and the checksum after
     the entry."""
     keys, ages = entry.keys, entry.ages
-    if entry.kinds in LONE:  # one put without expiries, handled without building lists
+    if entry.kinds in SINGLE:  # one put without expiries, handled without building lists
         seq, row_key = entry.first_seq, data_key(hash, keys[0]) if data_keys is None else data_keys[0]
         if ages:
             row = pack_aged(AGED, seq, entry.time_ms, seq - ages[0]) + entry.values[0]

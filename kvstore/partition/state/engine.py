@@ -13,10 +13,10 @@ from typing import Protocol
 
 BEHIND_S = 0.01
 """Seconds between two checks whether an engine has caught up."""
-ROOM_BYTES = 128 << 20
+RESERVE_BYTES = 128 << 20
 """Bytes that must be free on the disk. After a flush that found no space, an engine takes no writes until space is free
 and it has flushed by itself, which it tries every 5 s. A compaction that finds no space does no harm."""
-ROOM_INODES = 64
+RESERVE_INODES = 64
 """Inodes that must be free, if the file system has a fixed number: each flush and each compaction creates files."""
 
 

@@ -28,8 +28,8 @@ from rocksdict import (
 
 from kvstore.env.clock import SystemClock
 from kvstore.env.files.write_trial import try_file
-from kvstore.os_errors import CORRUPTION, errno_of_status, is_passing, no_room
-from kvstore.partition.state.engine import ROOM_BYTES, ROOM_INODES, EngineBatch, ViewClosed
+from kvstore.os_errors import CORRUPTION, errno_of_status, is_passing, no_space
+from kvstore.partition.state.engine import RESERVE_BYTES, RESERVE_INODES, EngineBatch, ViewClosed
 from kvstore.partition.state.rocks_memory import RocksMemory
 
 BLOOM_BITS_PER_KEY = 10
@@ -66,7 +66,7 @@ RESUME_S = 1.0
 """Seconds between two attempts to write to the directory of a stopped engine."""
 TRIAL_NAMES = ("000000.dbtmp", "000001.dbtmp")
 """File names for such an attempt. RocksDB removes files of these names that a crash leaves behind."""
-DELETES_TOGETHER_MAX = 8192
+DELETES_PER_BATCH_MAX = 8192
 """Number of deletes among twice as many rows that triggers the compaction of a file. Skipping them takes some
 milliseconds."""
 _FILES = "rocksdb.num-files-at-level0"
@@ -193,10 +193,10 @@ class RocksEngine:
     def _shortage(self) -> str:
         """Return what the disk is short of; empty if there is enough of everything."""
         disk = os.statvfs(self._path)
-        if disk.f_bavail * disk.f_frsize < ROOM_BYTES:
-            return f"less than {ROOM_BYTES} bytes are free"
-        if disk.f_files and disk.f_favail < ROOM_INODES:  # 0 of 0: this file system has no fixed number
-            return f"fewer than {ROOM_INODES} inodes are free"
+        if disk.f_bavail * disk.f_frsize < RESERVE_BYTES:
+            return f"less than {RESERVE_BYTES} bytes are free"
+        if disk.f_files and disk.f_favail < RESERVE_INODES:  # 0 of 0: this file system has no fixed number
+            return f"fewer than {RESERVE_INODES} inodes are free"
         return ""
 
     def iterate(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -252,7 +252,7 @@ class RocksEngine:
         raised."""
         try:
             if shortage := self._shortage():
-                return no_room(f"engine {self._path}: {shortage}")
+                return no_space(f"engine {self._path}: {shortage}")
             self._db.flush()
         except OSError as error:
             return error
@@ -430,7 +430,7 @@ def _options(memtable_bytes: int, memory: RocksMemory) -> Options:
     options.set_soft_pending_compaction_bytes_limit(0)
     options.set_hard_pending_compaction_bytes_limit(0)
     # Keys that expire together leave their deletes adjacent, and each search for expired keys would step over them.
-    options.add_compact_on_deletion_collector_factory(2 * DELETES_TOGETHER_MAX, DELETES_TOGETHER_MAX, 0.0)
+    options.add_compact_on_deletion_collector_factory(2 * DELETES_PER_BATCH_MAX, DELETES_PER_BATCH_MAX, 0.0)
     options.set_compression_type(DBCompressionType.lz4())
     options.set_bytes_per_sync(BYTES_PER_SYNC)
     options.set_keep_log_file_num(2)

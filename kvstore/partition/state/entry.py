@@ -94,7 +94,7 @@ OF_TRANSACTIONS = frozenset((INTENT, DECISION, RESOLVED, END))
 """Kinds of mutations that change intents or decisions, and no record."""
 _MUTATIONS = frozenset((CREATE, OVERWRITE, DELETE, NOTE)) | OF_TRANSACTIONS
 _PLAIN = bytes((CREATE, OVERWRITE))
-LONE = {bytes((CREATE,)): 0, bytes((OVERWRITE,)): 1}
+SINGLE = {bytes((CREATE,)): 0, bytes((OVERWRITE,)): 1}
 """Kinds of an entry that is one put without expiries, with the number of ages that it has."""
 _CONTROL = frozenset(kind for kind in EntryKind if kind >= EntryKind.EPOCH_START and kind is not EntryKind.IMPORT)
 _IMPORT = bytes((EntryKind.IMPORT,))
@@ -228,11 +228,11 @@ class Entry(Struct, eq=False):
 
 
 def control(
-    partition: PartitionId, epoch: int, next_seq: int, time_ms: int, kind: EntryKind, said: bytes = b""
+    partition: PartitionId, epoch: int, next_seq: int, time_ms: int, kind: EntryKind, record: bytes = b""
 ) -> Entry:
     """Return an entry that consists of one control record."""
     entry = Entry(partition, epoch, next_seq, time_ms, bytes((kind,)))
-    entry.control = said
+    entry.control = record
     if kind is EntryKind.IMPORT:
         entry.keys = [b""]
     return entry
@@ -280,8 +280,8 @@ def _check_columns(entry: Entry, message: entry_pb2.Entry) -> None:
     kinds = entry.kinds
     is_bare = not (entry.expires_ms or entry.replaced_ms or entry.control or entry.requests)
     ages = entry.ages
-    is_lone = is_bare and kinds in LONE and len(entry.keys) == len(entry.values) == 1 and len(ages) == LONE[kinds]
-    if is_lone and not (ages and ages[0] >= entry.first_seq):
+    is_single = is_bare and kinds in SINGLE and len(entry.keys) == len(entry.values) == 1 and len(ages) == SINGLE[kinds]
+    if is_single and not (ages and ages[0] >= entry.first_seq):
         return  # the common case
     if entry.is_plain:
         mutations = puts = len(kinds)

@@ -225,7 +225,7 @@ def carry_out_batch(d: Deciding, op: Batch | Transact, returned_bytes: int = 0) 
     _check_batch(ops)
     results: list[Result | StoreError] = []
     answer_bytes = returned_bytes
-    mark = d.draft.begin(is_together=not flags & _INDEPENDENT)
+    mark = d.draft.begin(is_atomic=not flags & _INDEPENDENT)
     for each in ops:
         try:
             results.append(_RULES[each.code](d, each))

@@ -33,7 +33,7 @@ BYTES_PER_CLIENT = 600
 """Approximate memory that a client takes."""
 BYTES_PER_RESULT = 220
 """Approximate memory that a remembered result takes besides its bytes."""
-TOGETHER_MIN = 4
+BATCHED_MIN = 4
 """From this number of requests on, remembering them batched costs less than one by one."""
 FORGOTTEN_PER_ENTRY_MAX = 64
 """Maximum number of clients forgotten per entry, which bounds the work of one entry."""
@@ -198,7 +198,7 @@ class RetryTable:
                 requests.clients, requests.first_unacked, requests.seen_ms, strict=True
             )
         ]
-        if len(clients) == 1 and len(requests.sequences) >= TOGETHER_MIN and _are_plain(requests, clients[0]):
+        if len(clients) == 1 and len(requests.sequences) >= BATCHED_MIN and _are_plain(requests, clients[0]):
             self._remember_batched(clients[0], first_seq, requests)
         else:
             self._remember_each(clients, first_seq, requests)

@@ -120,7 +120,7 @@ class ReplicaState:
         self.pinned_views = PinnedViews(partition, engine, hash)
         """The views at pinned positions."""
         self._digests: list[RangeDigest] = []
-        self.is_whole = True
+        self.is_complete = True
         """False once the engine has refused a write: the attributes may be ahead of the engine until `recover`."""
         self.load()
 
@@ -175,7 +175,7 @@ class ReplicaState:
         position, seq, epoch, time_ms = self.position, int(self.seq), self.epoch, self.record_time_ms
         stood: list[tuple[int, int]] = []
         refused: Corrupted | None = None
-        self.is_whole = False
+        self.is_complete = False
         for at, entry in run:
             try:
                 self._admit(at, entry, seq, epoch, time_ms)
@@ -193,8 +193,8 @@ class ReplicaState:
             batch.put(rows.META_KEY, rows.encode_meta(position, seq, epoch, time_ms, count, crc, False))
             self.engine.write(batch)
             self._crcs.extend(stood[:-1])
-            self._stand_at(position, Seq(seq), epoch, time_ms, count, crc, False)
-        self.is_whole = True
+            self._set_progress(position, Seq(seq), epoch, time_ms, count, crc, False)
+        self.is_complete = True
         if refused is not None:
             raise refused
 
@@ -228,7 +228,7 @@ class ReplicaState:
                 check_transactions(entry, self.intents, self.decisions)
             created, crc = change(batch, entry, self.hash, data_keys, crc)
             count += created
-        self.is_whole = False
+        self.is_complete = False
         if entry.requests is not None or self.retries.idle:
             self._remember(batch, entry)
         released = entry.kinds == _RELEASE_LEAD
@@ -243,8 +243,8 @@ class ReplicaState:
         if entry.transactions or record is not None:
             self._follow_transactions(entry, record)
         self.ownership = ownership
-        self._stand_at(position, seq, epoch, time_ms, count, crc, released)
-        self.is_whole = True
+        self._set_progress(position, seq, epoch, time_ms, count, crc, released)
+        self.is_complete = True
         if checked is not None and self.doubt is not None:
             self.on_doubt()  # docs/protocol.md, P5 and P35
         if record is not None:
@@ -385,7 +385,7 @@ class ReplicaState:
         for row in dropped:
             batch.delete(retry_key(row))
 
-    def _stand_at(
+    def _set_progress(
         self,
         position: Position | None,
         seq: Seq,
@@ -431,13 +431,13 @@ class ReplicaState:
             if next(self.engine.iterate(*rows.EVERYTHING), None) is not None:
                 self.engine.clear()
             self.replaced += 1
-            self._stand_at(None, Seq(0), 0, 0, 0, 0, False)
+            self._set_progress(None, Seq(0), 0, 0, 0, 0, False)
             self.ownership = Ownership()
             self.intents, self.decisions = Intents(), Decisions()
         else:
             ownership = self.engine.get(rows.OWNERSHIP_KEY)
             self.ownership = Ownership() if ownership is None else Ownership.decode(ownership)
-            self._stand_at(*rows.meta_of(row))
+            self._set_progress(*rows.meta_of(row))
             self._load_retries()
             self.intents, self.decisions = Intents(), Decisions()
             load_transactions(self.engine, self.ownership.owned.spans, self.intents, self.decisions)
@@ -448,7 +448,7 @@ class ReplicaState:
         self.origins = rows.origins_of(self.engine.get(rows.ORIGINS_KEY))
         self.reported = rows.reported_of(self.engine.get(rows.REPORTED_KEY))
         self.durable_seq = self.seq
-        self.is_whole = True
+        self.is_complete = True
 
     def recover(self) -> None:
         """Set the attributes from the engine after it has refused a write. An engine that has stopped accepts writes

@@ -60,8 +60,8 @@ class Tokens:
         slices = bytearray(256)
         for first, last in merged:
             for each in range(first // _SLICE, last // _SLICE + 1):
-                is_whole = first <= each * _SLICE and (each + 1) * _SLICE <= last + 1
-                slices[each] = WHOLE if is_whole else PART
+                is_complete = first <= each * _SLICE and (each + 1) * _SLICE <= last + 1
+                slices[each] = WHOLE if is_complete else PART
         self.slices = bytes(slices)
 
     def holds(self, token: int) -> bool:

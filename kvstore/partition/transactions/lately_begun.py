@@ -16,7 +16,7 @@ class LatelyBegun(Generic[Name]):
         self._most, self._lately_s = most, lately_s
         self._begun: dict[Name, float] = {}
 
-    def has_room(self, now: float) -> bool:
+    def has_capacity(self, now: float) -> bool:
         """Return True if another piece of work may begin at time `now`, in seconds."""
         begun = self._begun
         while begun and now - begun[oldest := next(iter(begun))] >= self._lately_s:

@@ -91,10 +91,10 @@ class Outcomes:
 
     def _begin(self) -> None:
         now = self.loop.time()
-        while self._waiting and not self.is_stopped and self._lately.has_room(now):
+        while self._waiting and not self.is_stopped and self._lately.has_capacity(now):
             decision = self._waiting.popleft()
             self._lately.begin(decision.attempt, now)
-            _Outcome(self, decision).tell_all()
+            _Outcome(self, decision).notify_all()
         if self._waiting:
             self._next.set(SLOW_S)
 
@@ -111,11 +111,11 @@ class _Outcome(Sink):
         self._mark = 0
         """The highest pin number that an owner has sent."""
 
-    def tell_all(self) -> None:
+    def notify_all(self) -> None:
         if not self._left:
             self._outcomes.resolved(self)
         for place in sorted(self._left):
-            self._tell(place)
+            self._notify(place)
 
     def complete(self, token: int, result: Result | StoreError) -> None:
         if self._outcomes.is_stopped:
@@ -136,7 +136,7 @@ class _Outcome(Sink):
     def flush(self) -> None:
         """Do nothing, because nothing is sent."""
 
-    def _tell(self, place: int) -> None:
+    def _notify(self, place: int) -> None:
         name: IntentName = self.decision.intents[place]
         op = Resolve(name.key, self.decision.attempt, name.seq, True, self._outcomes.mark())
         self._outcomes.participants.send(op, self, place)
@@ -158,4 +158,4 @@ class _Outcome(Sink):
         elif token < 0:
             self.end()
         else:
-            self._tell(token)
+            self._notify(token)

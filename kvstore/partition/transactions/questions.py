@@ -78,7 +78,7 @@ class Questions:
 
     def _ask(self, intent: Intent, after_s: float) -> None:
         now = self.loop.time()
-        if self.is_stopped or intent.name in self._open or not self._lately.has_room(now):
+        if self.is_stopped or intent.name in self._open or not self._lately.has_capacity(now):
             return
         self._lately.begin(intent.name, now)
         question = self._open[intent.name] = _Question(self, intent)

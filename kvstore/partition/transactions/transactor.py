@@ -101,7 +101,7 @@ class Transactor:
             if not running.is_sent:
                 self._fail(running, reason)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Carry out the state's decisions and ask about its intents, because they may be new to this leader: it has
         just begun to serve, or its tokens have changed. A leader that does not serve yet sends no outcome, because a
         former leader may still answer reads (docs/protocol.md Tx10)."""
@@ -189,7 +189,7 @@ class Transactor:
             self.attempts.take(running, part, prepared_of(part, result))
         except StoreError as error:
             if running.is_alive and not running.is_sent:
-                self._fail(running, _told(error, part))
+                self._fail(running, _error_for_client(error, part))
             return
         if not running.is_alive:
             self._abort(running, part)
@@ -247,7 +247,9 @@ class Transactor:
             return
         prepared = running.prepared_s or now
         self._slow.note(
-            *("leader", "transaction", now - running.began_s),
+            "leader",
+            "transaction",
+            now - running.began_s,
             key=running.op.key,
             partition=self._state.partition,
             operations=len(running.op.ops),
@@ -302,7 +304,7 @@ class _IgnoredAnswer(Sink):
         """Do nothing."""
 
 
-def _told(error: StoreError, part: Part) -> StoreError:
+def _error_for_client(error: StoreError, part: Part) -> StoreError:
     """Return the error for a client whose transaction a participant did not prepare. The attempt is dropped, so it is
     definitely not done, whatever the participant logged."""
     if isinstance(error, Moved | NotCaughtUp | NotEnoughBookies | NotLeader | OutcomeUnknown | Unavailable):

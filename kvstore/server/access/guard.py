@@ -8,11 +8,11 @@ from itertools import repeat
 
 from kvstore.errors import StoreError
 from kvstore.partition.state.commands import NOT_NOW, Get, NotNow, Op, Put, Sink
-from kvstore.server.access.identities import OPERATION_NAMES, TELLS, Access, UserIdentity
+from kvstore.server.access.identities import OPERATION_NAMES, REVEALING, Access, UserIdentity
 from kvstore.server.routing.backend import Backend, Topology
 from kvstore.types import PartitionId
 
-_TELLS = int(TELLS)
+_REVEALING = int(REVEALING)
 
 
 class Guard:
@@ -53,7 +53,7 @@ class Guard:
             if op.__class__ is Get:
                 is_allowed = op.key.startswith(identity.read)
             else:
-                is_allowed = op.__class__ is Put and not op.flags & _TELLS and op.key.startswith(identity.write)
+                is_allowed = op.__class__ is Put and not op.flags & _REVEALING and op.key.startswith(identity.write)
             if not is_allowed and (refusal := identity.refusal_or_none(op)) is not None:
                 refused[place] = refusal
                 self._refuse(op, sink, tokens[place], refusal)

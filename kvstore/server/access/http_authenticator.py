@@ -62,6 +62,14 @@ class HttpAuthenticator:
             self._logins.note_authenticated(network_of(request.remote))
         return found or self._access.nobody
 
+    def may_open(self, identity: UserIdentity, path: str) -> bool:
+        """Return True if the caller may open the page at `path`."""
+        try:
+            HTTP_NEEDS.get(path, admin)(identity, None)
+        except StoreError:
+            return not self._access.is_on
+        return True
+
     def guarded(self, identity: UserIdentity, request: HttpRequest, backend: Backend) -> Backend:
         """Wrap the backend so that it checks the permissions of the caller."""
         return Guard(self._access, identity, backend, request.remote) if self._access.is_on else backend

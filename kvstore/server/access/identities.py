@@ -33,7 +33,7 @@ UNFOUNDED = (
 )
 GONE = "user {} was removed or the password has changed"
 TOKEN_GONE = "token {} was revoked or has expired"
-TELLS = int(Flag.RETURN_OLD | Flag.IF_VERSION)
+REVEALING = int(Flag.RETURN_OLD | Flag.IF_VERSION)
 """Flags with which a write returns the previous record or compares its version. Such a write also requires the right
 to read."""
 OPERATION_NAMES = {int(code): code.name.lower() for code in Code}
@@ -73,7 +73,7 @@ class UserIdentity:
         if op.ops:
             return next((found for each in op.ops if (found := self.refusal_or_none(each)) is not None), None)
         needs = NEEDS[op.code]
-        if (op.__class__ is Put or op.__class__ is Delete) and op.flags & TELLS:
+        if (op.__class__ is Put or op.__class__ is Delete) and op.flags & REVEALING:
             needs = (*needs, Right.READ)
         for right in needs:
             if not self._may(right, op):

@@ -154,7 +154,7 @@ class Balancer:
     async def _act_now_and_then(self) -> None:
         tick_s = max(TICK_S_MIN, self._config.settle_s / TICKS)
         while True:
-            await self._env.beat.rest(tick_s * (1 + self._env.random.random() / 4))
+            await self._env.beat.pause(tick_s * (1 + self._env.random.random() / 4))
             try:
                 await self.act()
             except (StoreError, ValueError) as error:

@@ -118,7 +118,7 @@ def _by_disk(seen: Observation, judge: Judge, placed: list[Placed], held: Mappin
             continue
         for each in (each for each in placed if leaving in each.servers):
             partition = PartitionId(each.partition)
-            if not each.is_whole or seen.expected.get(partition) == leaving or not seen.keys.get(partition):
+            if not each.is_complete or seen.expected.get(partition) == leaving or not seen.keys.get(partition):
                 continue
             moved = sizes.of(partition, leaving)
             for newcomer, empty in sorted(seen.servers.items()):

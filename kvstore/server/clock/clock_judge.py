@@ -149,14 +149,14 @@ class ClockJudge:
         doubt."""
         return now < self._calm_until and -CALM_MS < wall_ms - now * 1000 - self._wall_ms < CALM_MS
 
-    def poll(self, now: float, wall_ms: int, servers: Collection[ServerId], heard_s: float = ANSWER_S) -> None:
+    def poll(self, now: float, wall_ms: int, servers: Collection[ServerId], valid_s: float = ANSWER_S) -> None:
         """Judge the date by the current clocks. `servers` are all servers of the ring; whether this server is among
-        them does not matter. An answer of another server counts for `heard_s` seconds."""
+        them does not matter. An answer of another server counts for `valid_s` seconds."""
         elapsed_s = min(max(0.0, now - self._sampled_at), AWAKE_S)
         self._sample(now, wall_ms)
         if not servers:
             return  # the ring is still unknown
-        self._peers = {server: each for server, each in self._peers.items() if now - each.at <= heard_s}
+        self._peers = {server: each for server, each in self._peers.items() if now - each.at <= valid_s}
         others = [each for server, each in self._peers.items() if server in servers]
         silent = len({*servers} - {self._server, *self._peers})
         majority = len({*servers, self._server}) // 2 + 1

@@ -48,7 +48,7 @@ class ClockReport(NamedTuple):
     """How far the wall clocks of a majority are ahead of the date, in ms."""
 
 
-SAYS_MORE = b"has_date"
+REPORTS_MORE = b"has_date"
 """The question of a server that understands the last fields. Earlier releases accept no longer array."""
 decode = msgspec.msgpack.Decoder(ClockReport).decode
 encode = msgspec.msgpack.Encoder().encode
@@ -150,7 +150,7 @@ class ClockSync:
         if method != "date":
             raise InvalidRequest(f"expected the method date, got {method!r}")
         report = self.report()
-        return encode(report) if body == SAYS_MORE else encode(report[:4])
+        return encode(report) if body == REPORTS_MORE else encode(report[:4])
 
     def report(self) -> ClockReport:
         self.clock.poll()
@@ -181,7 +181,7 @@ class ClockSync:
                 if server not in self._asked:
                     self._asked.add(server)
                     self._nursery.spawn(self._ask(server), name=f"ask {server} for its date")
-            await self._beat.rest(ASK_S if is_known else ASK_UNKNOWN_S)
+            await self._beat.pause(ASK_S if is_known else ASK_UNKNOWN_S)
 
     def _some_of(self, others: list[ServerId]) -> list[ServerId]:
         if len(others) <= ASKED_MAX:
@@ -193,7 +193,7 @@ class ClockSync:
     async def _ask(self, server: ServerId) -> None:
         asked_at = self.clock.now()
         try:
-            report = decode(await self._links.call(server, DATES, "date", SAYS_MORE, CALL_S))
+            report = decode(await self._links.call(server, DATES, "date", REPORTS_MORE, CALL_S))
         except (StoreError, msgspec.MsgspecError) as error:
             log.debug("server=%s did not report its date: %r", server, error)
             return

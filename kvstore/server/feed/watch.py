@@ -190,7 +190,7 @@ class Watch:
                 self._skip()  # what it waits for may have been skipped without interest
             if self._plan.is_held(entry) and not await self._need_not_wait(cursor, entry):
                 break
-            follow = self._plan.goes_on_at(entry, partition) if entry.is_behind(cursor.seq) else None
+            follow = self._plan.continues_at(entry, partition) if entry.is_behind(cursor.seq) else None
             if follow is not None and not await self._try_to_follow(follow):
                 break
             # docs/protocol.md F2: before the position passes a RELEASE, it must include the partition that receives the

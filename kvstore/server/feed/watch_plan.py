@@ -137,7 +137,7 @@ class WatchPlan:
         else:
             self._given[handed.peer] = handed.peer_seq
 
-    def goes_on_at(self, entry: FeedEntry, partition: PartitionId) -> FeedToFollow | None:
+    def continues_at(self, entry: FeedEntry, partition: PartitionId) -> FeedToFollow | None:
         """Return the feed to follow from now on because the entry moves a range there, or None. The entry belongs to
         `partition`, and it must not be an entry that the reader certainly has had."""
         handed = entry.handed

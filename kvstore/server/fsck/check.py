@@ -205,9 +205,9 @@ class Fsck:
         except Corrupted as error:
             self.report.error(str(partition), f"the data of its election cannot be read: {error!r}")
             return
-        for server, said in sorted(published.items()):
-            if said.doubt is not None:
-                since, seq, crc = said.doubt
+        for server, replica in sorted(published.items()):
+            if replica.doubt is not None:
+                since, seq, crc = replica.doubt
                 what = f"neither leads nor answers: replicas differ since {since}, its CRC is {crc:08x} at {seq}"
                 self.report.error(f"{partition} {server}", what, TRUST_ONE)
         missing = ", ".join(server for server in replicas if server not in published)

@@ -273,10 +273,10 @@ def check_copies(
         report.note(subject, "is marked as lost: its copies are no longer searched for", entry=entry)
         return
     lacking = [bookie for bookie, payload in payloads.items() if payload is None]
-    check_lacking(report, subject, metadata.quorum, range(entry, entry + 1), lacking, is_up)
+    check_missing(report, subject, metadata.quorum, range(entry, entry + 1), lacking, is_up)
 
 
-def check_lacking(
+def check_missing(
     report: FsckReport,
     subject: str,
     quorum: Quorum,
@@ -298,13 +298,13 @@ def check_lacking(
 def check_length(report: FsckReport, subject: str, metadata: LedgerMetadata, found_bytes: int) -> None:
     """Check a closed ledger's length against `found_bytes`, the bytes of all its entries. Apache's recovery may count
     an entry beyond the end that a bookie has of a writer that died, if it closes the ledger before that entry."""
-    said = f"its metadata says {metadata.length} bytes, its entries hold {found_bytes}"
+    message = f"its metadata says {metadata.length} bytes, its entries hold {found_bytes}"
     if metadata.state is not LedgerState.CLOSED or metadata.length == found_bytes:
         return
     if metadata.length < found_bytes:
-        report.error(subject, said)
+        report.error(subject, message)
     else:
-        report.warn(subject, said, CLOSED_BY_ANOTHER)
+        report.warn(subject, message, CLOSED_BY_ANOTHER)
 
 
 class Sequences:

@@ -11,7 +11,7 @@ from kvstore.errors import LedgerError, NoSuchLedger
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.lost import given_up
 from kvstore.proto.availability import HeldEntries
-from kvstore.server.fsck.findings import START_BOOKIES, TOO_FEW_COPIES, FsckReport, check_lacking
+from kvstore.server.fsck.findings import START_BOOKIES, TOO_FEW_COPIES, FsckReport, check_missing
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerMetadata, LedgerState
 from kvstore.wal.bookies import BookieClients
 from kvstore.wal.coverage import is_somewhere_short
@@ -51,7 +51,7 @@ class Presence:
                     return  # deleted during the check
             last = last_to_check(metadata)
             held = await self._held(metadata) if last > NO_ENTRY else {}
-            runs = await _collected(runs_lacking(metadata, last, held))
+            runs = await _collected(missing_runs(metadata, last, held))
             if not any(self._is_up(bookie) for _, lacking in runs for bookie in lacking):
                 break
         self._report_missing(metadata, last, runs)
@@ -70,7 +70,7 @@ class Presence:
         report, subject, quorum = self._report, subject_of(metadata), metadata.quorum
         report.others += 1
         for entries, lacking in runs:
-            check_lacking(report, subject, quorum, entries, lacking, self._is_up)
+            check_missing(report, subject, quorum, entries, lacking, self._is_up)
         if metadata.state is LedgerState.CLOSED:
             return
         written = metadata.fragments[-1].ensemble
@@ -92,7 +92,7 @@ def subject_of(metadata: LedgerMetadata) -> str:
     return f"{writer} ledger={metadata.ledger}"
 
 
-def runs_lacking(metadata: LedgerMetadata, last: EntryId, held: Mapping[BookieId, HeldEntries]) -> Iterator[list[Run]]:
+def missing_runs(metadata: LedgerMetadata, last: EntryId, held: Mapping[BookieId, HeldEntries]) -> Iterator[list[Run]]:
     """Yield the entries up to `last` that lack copies, one slice at a time, so that the caller can yield to the event
     loop. A bookie missing in `held` lacks every entry that the metadata assigns to it. An entry that is marked as lost
     lacks no copy."""

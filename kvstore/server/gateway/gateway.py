@@ -47,7 +47,7 @@ from kvstore.server.gateway.watches import HttpWatches
 from kvstore.server.grpc.batch_budget import BatchBudget, BudgetedBackend
 from kvstore.server.grpc.encode import MESSAGE_BYTES, answer_too_large
 from kvstore.server.grpc.scan import scan_pages
-from kvstore.server.grpc.session import stand_of
+from kvstore.server.grpc.session import progress_of
 from kvstore.server.routing.ask import ask_session
 from kvstore.server.routing.backend import Backend, Submits
 from kvstore.server.routing.pending import check_one_partition
@@ -227,7 +227,7 @@ class Gateway:
         """
         ring, known_ring = self._backend.topology.ring, token.get(RING, 0)
         partition = ring.partition_of(key)
-        sequence, time_ms = stand_of(self._backend, self._env.clock, partition)
+        sequence, time_ms = progress_of(self._backend, self._env.clock, partition)
         seen = {each: number for each, number in token.items() if each in ring.partitions or known_ring > ring.routed}
         for name, reached in (*positions, (partition, sequence)):
             seen[name] = max(reached, seen.get(name, 0))
@@ -362,7 +362,7 @@ class Gateway:
         topology = self._backend.topology
         partitions = []
         for each in sorted(topology.ring.partitions):
-            sequence, time_ms = stand_of(self._backend, self._env.clock, each)
+            sequence, time_ms = progress_of(self._backend, self._env.clock, each)
             leader = topology.leaders.get(each, ("", 0))[0]
             partitions.append(bodies.PartitionState(each, leader, sequence, time_ms))
         servers = [bodies.ServerState(each, found.http) for each, found in sorted(topology.servers.items())]

@@ -33,7 +33,7 @@ from kvstore.types import EntryId, LedgerId, PartitionId, Position
 Context = grpc.aio.ServicerContext[Any, Any]
 PAGE_BYTES, PAGE_BYTES_MAX = 512 << 10, 2 << 20
 STREAMS_MAX = 64
-SLICE_S, SLICE_STARVED_S, REST_S = 0.0007, 0.0014, 0.001
+SLICE_S, SLICE_STARVED_S, PAUSE_S = 0.0007, 0.0014, 0.001
 """Seconds for which all reads together may hold the event loop, normally and when processors are scarce, and seconds
 for which they then leave it alone. A timer is no finer than the pause."""
 CATCH_UP_S, POLL_S = 2.0, 0.01
@@ -134,7 +134,7 @@ class Data(data_pb2_grpc.DataServicer):
             until = clock.now() + (SLICE_STARVED_S if self._env.starved() >= STARVED_FULL else SLICE_S)
             while not (is_ready := scan.step()) and clock.now() < until:
                 pass
-            await asyncio.sleep(REST_S)
+            await asyncio.sleep(PAUSE_S)
         return is_ready
 
     async def _held(self, request: data_pb2.ReadPinnedRequest) -> tuple[PinnedView, ReplicaState]:

@@ -73,7 +73,7 @@ class AnswerColumns:
         failed = sum(len(each.numbers) for each in self.failures.values())
         return len(self.numbers) + len(self.found) + len(self.absent) + len(self.results) + failed
 
-    def brief_or_message(self) -> compact.CompactAnswers[Record] | kv_pb2.Answers:
+    def compact_or_message(self) -> compact.CompactAnswers[Record] | kv_pb2.Answers:
         """Return the columns as a compact message, which streams without gRPC use, or as a protobuf message."""
         if self.results or self.failures:
             return self.message()

@@ -33,7 +33,7 @@ from kvstore.server.grpc.decode import (
 )
 from kvstore.server.grpc.encode import append_part, check_answer, record_message, result_message
 from kvstore.server.grpc.scan import one_page, scan_pages
-from kvstore.server.grpc.session import UNARY_BYTES_MAX, UNSENT_BYTES_MAX, FrameSession, Sessions, progress_of
+from kvstore.server.grpc.session import UNARY_BYTES_MAX, UNSENT_BYTES_MAX, FrameSession, Sessions, progress_message
 from kvstore.server.grpc.topology import Topologies
 from kvstore.server.routing.ask import ask, ask_session
 from kvstore.server.routing.backend import Backend, Submits
@@ -257,7 +257,7 @@ class KV(kv_pb2_grpc.KVServicer):
 
     def _seal(self, key: bytes) -> dict[str, Any]:
         ring = self._backend.topology.ring
-        progress = progress_of(self._backend, self._env.clock, ring.partition_of(key))
+        progress = progress_message(self._backend, self._env.clock, ring.partition_of(key))
         return {"progress": progress, "ring_version": ring.routed}
 
     def _budgeted(self, flags: int) -> Submits | None:

@@ -57,7 +57,7 @@ OPEN_BYTES_MAX = 16 << 20
 UNSENT_BYTES_MAX = 16 << 20
 """Maximum number of bytes of answers that wait to be sent. Above it, reads, and writes that return records, are
 refused, because they can be repeated."""
-UNSENT_TOGETHER_BYTES_MAX = 256 << 20
+UNSENT_TOTAL_BYTES_MAX = 256 << 20
 """The same maximum for all streams of a server. Each stream may use an eighth of what the others leave free, so many
 slow readers never use all of it. A stream may always have one value."""
 UNARY_BYTES_MAX = 2 << 20
@@ -89,7 +89,7 @@ class Unsent:
     """Bytes that wait to be sent on all streams of a server. A session that gets no shared instance is counted
     alone."""
 
-    def __init__(self, bytes_max: int = UNSENT_TOGETHER_BYTES_MAX) -> None:
+    def __init__(self, bytes_max: int = UNSENT_TOTAL_BYTES_MAX) -> None:
         self.bytes = 0
         self._bytes_max = bytes_max
 
@@ -184,7 +184,7 @@ class FrameSession:
         number = lane.first
         if lane.level or lane.values or lane.sequences or number > NUMBER_MAX:
             return None
-        sequence, time_ms = stand_of(self._backend, self._clock, lane.partition)
+        sequence, time_ms = progress_of(self._backend, self._clock, lane.partition)
         if lane.token > sequence:
             return None
         rows = self._rows_now(lane)
@@ -332,25 +332,25 @@ class FrameSession:
     def take(self) -> Iterator[kv_pb2.Answers]:
         """Yield messages with the waiting answers, including answers that arrive during the iteration."""
         while self._outbox.count:
-            columns, stands = self._take()
+            columns, progress = self._take()
             answers = columns.message()
             answers.ring_version = self._backend.topology.ring.routed
-            answers.progress.extend(starmap(_progress_message, stands))
+            answers.progress.extend(starmap(_progress_message, progress))
             yield answers
         self._capacity.set()
 
-    def take_brief(self) -> kv_pb2.Answers | compact.CompactAnswers[Record] | None:
+    def take_compact(self) -> kv_pb2.Answers | compact.CompactAnswers[Record] | None:
         """Return the next message, in the compact form that streams without gRPC use. Return None if no answer
         waits."""
         if not self._outbox.count:
             return None
-        columns, stands = self._take()
-        answers = columns.brief_or_message()
+        columns, progress = self._take()
+        answers = columns.compact_or_message()
         answers.ring_version = self._backend.topology.ring.routed
         if isinstance(answers, kv_pb2.Answers):
-            answers.progress.extend(starmap(_progress_message, stands))
+            answers.progress.extend(starmap(_progress_message, progress))
         else:
-            answers.progress = [compact.CompactProgress(*each) for each in stands]
+            answers.progress = [compact.CompactProgress(*each) for each in progress]
         return answers
 
     def _take(self) -> tuple[AnswerColumns, list[tuple[str, int, int]]]:
@@ -362,7 +362,7 @@ class FrameSession:
         names = sorted(self._partitions)
         if not self._outbox.count:
             self._partitions.clear()
-        return columns, [(each, *stand_of(self._backend, self._clock, each)) for each in names if each]
+        return columns, [(each, *progress_of(self._backend, self._clock, each)) for each in names if each]
 
     def late(self, op: Op, partition: str) -> StoreError:
         """Return the error of an operation that has not ended in time. If its partition has no leader, the error
@@ -503,7 +503,7 @@ def _late(op: Op, why: str) -> StoreError:
     return Unavailable(f"the server had no answer when the request timed out{why}")
 
 
-def stand_of(backend: Backend, clock: Clock, partition: str) -> tuple[int, int]:
+def progress_of(backend: Backend, clock: Clock, partition: str) -> tuple[int, int]:
     """Return the progress of a partition, as answers carry it: its sequence, and the time of its next record.
 
     Its last record may be old, and a request that carries an old time is refused. A leader stamps records with its
@@ -513,9 +513,9 @@ def stand_of(backend: Backend, clock: Clock, partition: str) -> tuple[int, int]:
     return sequence, max(time_ms, clock.shown_ms())
 
 
-def progress_of(backend: Backend, clock: Clock, partition: str) -> kv_pb2.Progress:
+def progress_message(backend: Backend, clock: Clock, partition: str) -> kv_pb2.Progress:
     """Return the progress of a partition as a message."""
-    return _progress_message(partition, *stand_of(backend, clock, partition))
+    return _progress_message(partition, *progress_of(backend, clock, partition))
 
 
 def _progress_message(partition: str, sequence: int, time_ms: int) -> kv_pb2.Progress:

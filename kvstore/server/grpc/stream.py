@@ -242,7 +242,7 @@ class SessionStream:
         session = self._session
         if session.closed:
             return
-        while self._may_write and (answers := session.take_brief()) is not None:
+        while self._may_write and (answers := session.take_compact()) is not None:
             if isinstance(answers, compact.CompactAnswers):
                 self._stream.write(message_of(answers))
             else:

@@ -10,7 +10,7 @@ from kvstore.env.events import wait_within
 from kvstore.proto import kv_pb2
 from kvstore.ring.hashing import MURMUR3
 from kvstore.rpc.channels import TIMEOUT_MAX_MS
-from kvstore.server.grpc.session import progress_of
+from kvstore.server.grpc.session import progress_message
 from kvstore.server.routing.backend import Backend, Topology
 
 
@@ -42,7 +42,7 @@ class Topologies:
             self._message.known, self._message.server = self._number, self._server
             self._message.cluster = self._cluster
         for partition in self._message.partitions:
-            partition.progress.CopyFrom(progress_of(self._backend, self._clock, partition.id))
+            partition.progress.CopyFrom(progress_message(self._backend, self._clock, partition.id))
         return self._message
 
     def _on_change(self) -> None:

@@ -180,7 +180,10 @@ async def _abandoned(partition: PartitionId, replica: HostedReplica, intents: Se
     for each in intents:
         log.warning(
             "abandoned a transaction partition=%s attempt=%s sequence=%d exclusive=%s",
-            *(partition, each.attempt, each.seq, each.is_exclusive),
+            partition,
+            each.attempt,
+            each.seq,
+            each.is_exclusive,
         )
     sink = _AllDone(len(intents))
     replica.abandon(intents, sink)

@@ -27,6 +27,8 @@ class LastSnapshot:
         self._changed = asyncio.Event()
         self._watch = store.watch(paths.SNAPSHOTS, self._changed.set)
         self._last: SnapshotRecord | None = None
+        self.is_read = False
+        """True once it is known whether there is a snapshot."""
 
     def start(self) -> None:
         self._nursery.spawn(self._check_periodically(), name="check")
@@ -49,6 +51,7 @@ class LastSnapshot:
             self._changed.clear()
             try:
                 self._last = await last_snapshot_or_none(self._store)
+                self.is_read = True
             except StoreError as error:
                 log.warning("cannot read the last snapshot, keeping the previous record: %s", error)
             await wait_within(self._changed, CHECK_S)

@@ -211,6 +211,9 @@ class HttpListener:
             self.authenticator is not None
             and (refusal := await self.authenticator.refusal_or_none(request)) is not None
         ):
+            # A user who may not see the cluster may still read keys.
+            if refusal.status == 403 and request.path in ("/", "/ui") and _shows_html(request):
+                return HttpResponse(303, b"", {**HEADERS, "Location": "/ui/keys"})
             return refusal
         if request.path == "/ui/node" and self.dashboard is not None and (id_ := request.parameter("id")):
             return await self.dashboard.details.node(id_)
@@ -258,14 +261,14 @@ class HttpListener:
         """Stream the updates of the dashboard. The user's permissions are checked before each update, because they
         may be revoked while the page is open."""
 
-        async def may_go_on() -> bool:
+        async def may_continue() -> bool:
             return self.authenticator is None or await self.authenticator.refusal_or_none(request) is None
 
-        return await dashboard.live(request, may_go_on)
+        return await dashboard.live(request, may_continue)
 
     def _status(self, request: HttpRequest) -> HttpResponse:
         """Redirect clients that accept HTML, as browsers do, to the dashboard. All other clients get JSON."""
-        if "text/html" in (request.headers.get("accept") or ""):
+        if _shows_html(request):
             return HttpResponse(303, b"", {**HEADERS, "Location": "/ui"})
         body = orjson.dumps(self._shown.status(), default=str, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS)
         return HttpResponse(200, body, content_type="application/json")
@@ -287,6 +290,11 @@ class HttpListener:
 
     def _metrics(self, _: HttpRequest) -> HttpResponse:
         return HttpResponse(200, self._measured.take())
+
+
+def _shows_html(request: HttpRequest) -> bool:
+    """Return True if the client accepts HTML, as browsers do."""
+    return "text/html" in (request.headers.get("accept") or "")
 
 
 def _loop_time() -> float:

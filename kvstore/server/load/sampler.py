@@ -151,7 +151,7 @@ class LoadSampler:
             if self._has_seen or any(tap.seen for tap, _ in self._open.values()):
                 await asyncio.sleep(TICK_S * (0.5 + self._env.random.random()))
             else:
-                await self._env.beat.rest(IDLE_S)
+                await self._env.beat.pause(IDLE_S)
             self.poll()
 
     def poll(self) -> None:

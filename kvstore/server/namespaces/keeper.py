@@ -150,7 +150,7 @@ class Keeper:
         while True:
             if self.book.prefixes.all:
                 self.poll()
-                await self._env.beat.rest(TICK_S)
+                await self._env.beat.pause(TICK_S)
             else:
                 self._changed.clear()
                 await self._changed.wait()
@@ -165,7 +165,7 @@ class Keeper:
             self._is_counting = True
             self._nursery.spawn(self._count(), name="count")
         others = set(self._servers()) - {self._server}
-        self._answers = {server: said for server, said in self._answers.items() if server in others}
+        self._answers = {server: answer for server, answer in self._answers.items() if server in others}
         for server in sorted(others - self._asking):
             self._asking.add(server)
             self._nursery.spawn(self._ask(server), name=f"ask {server}")
@@ -197,13 +197,13 @@ class Keeper:
 
     async def _ask(self, server: ServerId) -> None:
         try:
-            said = decode(await self._links.call(server, NAMESPACES, "usage", b"", CALL_S))
+            answer = decode(await self._links.call(server, NAMESPACES, "usage", b"", CALL_S))
         except (StoreError, msgspec.MsgspecError) as error:
             log.debug("server=%s did not report the usage of namespaces: %r", server, error)
         else:
             if server in self._answers:
-                self._note(self._answers[server].refused, said.refused)
-            self._answers[server] = said
-            self.book.take_reports(said.reports, said.marks)
+                self._note(self._answers[server].refused, answer.refused)
+            self._answers[server] = answer
+            self.book.take_reports(answer.reports, answer.marks)
         finally:
             self._asking.discard(server)

@@ -18,9 +18,9 @@ log = logging.getLogger(__name__)
 
 PROOF_S = 2.0
 """Maximum time in seconds for a proof."""
-SAID_AGAIN_S = 60.0
-SAID_MAX = 1_000
-"""Maximum number of remembered addresses. An address is remembered so that it is logged only once per SAID_AGAIN_S."""
+LOG_EVERY_S = 60.0
+ADDRESSES_MAX = 1_000
+"""Maximum number of remembered addresses. An address is remembered so that it is logged only once per LOG_EVERY_S."""
 
 
 class RefusedPeers:
@@ -29,20 +29,20 @@ class RefusedPeers:
     def __init__(self, clock: Clock) -> None:
         self.count = 0
         self._clock = clock
-        self._said: dict[str, float] = {}
+        self._logged_at: dict[str, float] = {}
 
     def note(self, address: str, text: str) -> None:
         self.count += 1
         now = self._clock.now()
-        if now - self._said.get(address, now - SAID_AGAIN_S) < SAID_AGAIN_S:
+        if now - self._logged_at.get(address, now - LOG_EVERY_S) < LOG_EVERY_S:
             return
         log.warning(
             "refused a server link address=%s reason=%r", address, text
         )  # partly written by an unauthenticated peer
-        self._said.pop(address, None)
-        if len(self._said) >= SAID_MAX:
-            del self._said[next(iter(self._said))]
-        self._said[address] = now
+        self._logged_at.pop(address, None)
+        if len(self._logged_at) >= ADDRESSES_MAX:
+            del self._logged_at[next(iter(self._logged_at))]
+        self._logged_at[address] = now
 
 
 def shown_on(stream: Stream) -> Certificate | None:

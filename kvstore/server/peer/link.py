@@ -43,7 +43,7 @@ QUIET_S = 2.0
 """Time of silence that does not occur on a link with open answers while the other side is alive, because a ping is
 echoed after 1.0 to 1.7 s."""
 SWEEP_S = 0.5
-STOOD_STILL_S = 2 * SWEEP_S
+STALLED_S = 2 * SWEEP_S
 """Delay in seconds of a sweep that shows that this process was stopped or got no CPU time."""
 WRITE_HIGH_BYTES = 4 << 20
 
@@ -184,13 +184,13 @@ class PeerLink:
 
     def pause_writing(self) -> None:
         self._is_full = True
-        self._note_room()
+        self._note_capacity()
 
     def resume_writing(self) -> None:
         self._is_full = False
-        self._note_room()
+        self._note_capacity()
 
-    def _note_room(self) -> None:
+    def _note_capacity(self) -> None:
         self.flight.is_closed_for_more = self._is_full or self._is_leaving or self._is_outdone or not self.is_open
 
     def _greet(self, data: bytes) -> bytes:
@@ -257,13 +257,13 @@ class PeerLink:
                 pass
             case Goodbye():
                 self._is_leaving = True
-                self._note_room()
-        if self._is_leaving and self._stream is not None and not self._owes_answers():
+                self._note_capacity()
+        if self._is_leaving and self._stream is not None and not self._has_outstanding_calls():
             self._stream.close()
         if self._is_outdone and not self.flight.pending:
             self.close()
 
-    def _owes_answers(self) -> bool:
+    def _has_outstanding_calls(self) -> bool:
         return bool(self.flight.pending) or not self._calls.are_answered()
 
     def _take_results(self, results: Results) -> None:
@@ -316,7 +316,7 @@ class PeerLink:
         now = self._links.now()
         self._timer = asyncio.get_running_loop().call_later(self._links.beat.delay_s(SWEEP_S), self._sweep)
         since_s, self._swept_at = now - self._swept_at, now
-        if since_s > STOOD_STILL_S:
+        if since_s > STALLED_S:
             self.received_at = now  # this process was paused: first it reads what has arrived meanwhile
             return
         if self.version < self._links.version_to(self.server):
@@ -325,11 +325,11 @@ class PeerLink:
             # Calls are lost and repeated by their callers, because a call that waits for news is nearly always in
             # progress.
             self._is_outdone = True
-            self._note_room()
+            self._note_capacity()
         if self._is_outdone and not self.flight.pending:
             self.close()
             return
-        owes = self._owes_answers()
+        owes = self._has_outstanding_calls()
         if owes and now - self.received_at > SILENCE_S:
             log.warning("server=%s has been silent for %.1f s, closing the link", self.server, now - self.received_at)
             self.close()
@@ -375,10 +375,10 @@ class PeerLink:
         """Return the seconds for which the other side has owed an answer and sent nothing, not even a ping echo.
         Return None if that time is short, if the other side owes nothing, or if this process was just paused."""
         silent_s = now - self.received_at
-        return silent_s if silent_s >= QUIET_S and self._is_awake(now) and self._owes_answers() else None
+        return silent_s if silent_s >= QUIET_S and self._is_awake(now) and self._has_outstanding_calls() else None
 
     def _is_awake(self, now: float) -> bool:
-        return now - self._swept_at <= STOOD_STILL_S
+        return now - self._swept_at <= STALLED_S
 
     # ── operations that the other side does not know ──────────────────────────────────────────────────────────────────
 

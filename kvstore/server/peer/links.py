@@ -226,7 +226,7 @@ class PeerLinks:
         if silent:
             asyncio.get_running_loop().call_later(self.beat.delay_s(CHECK_S), self._check_reach)
         else:
-            self._reach.rest()
+            self._reach.pause()
 
     def _has_failed(self, server: ServerId, since: float) -> bool:
         link = self.by_server.get(server)

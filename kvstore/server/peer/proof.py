@@ -67,7 +67,7 @@ class _Meeting:
     calleds_nonce: bytes
 
     def proof(self, key: bytes, role: bytes) -> bytes:
-        said = (
+        fields = (
             role,
             b"%d" % self.version,
             self.cluster,
@@ -76,7 +76,7 @@ class _Meeting:
             self.callers_nonce,
             self.calleds_nonce,
         )
-        return hmac.digest(key, b"".join(len(each).to_bytes(2, "big") + each for each in said), hashlib.sha256)
+        return hmac.digest(key, b"".join(len(each).to_bytes(2, "big") + each for each in fields), hashlib.sha256)
 
 
 class CallingSide:

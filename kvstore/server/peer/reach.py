@@ -11,7 +11,7 @@ from kvstore.types import ServerId
 
 CHECK_S = 0.5
 """Interval in seconds at which `check` is called while a server is silent."""
-STOOD_STILL_S = 2 * CHECK_S
+STALLED_S = 2 * CHECK_S
 """Delay in seconds of a call of `check` that shows that this process was paused or got no CPU time."""
 
 
@@ -34,18 +34,18 @@ class Reach:
         must_begin, self._is_checking = not self._is_checking, True
         if must_begin:
             self._checked_at = now
-        elif now - self._checked_at > STOOD_STILL_S:
+        elif now - self._checked_at > STALLED_S:
             received_at = now
         self._since.setdefault(server, received_at)
         return must_begin
 
-    def rest(self) -> None:
+    def pause(self) -> None:
         """Record that `check` will not be called until a server is lost again."""
         self._is_checking = False
 
     def check(self, now: float) -> list[ServerId]:
         """Return the silent servers. After a pause of this process, every measurement restarts."""
-        if now - self._checked_at > STOOD_STILL_S:
+        if now - self._checked_at > STALLED_S:
             self._since = dict.fromkeys(self._since, now)
         self._checked_at = now
         return sorted(self._since)
@@ -58,6 +58,6 @@ class Reach:
         """Return the seconds for which the server has been silent. Return None if it is not silent, if nothing is
         known about it, or if this process was just paused."""
         since = self._since.get(server)
-        if since is None or now - self._checked_at > STOOD_STILL_S:
+        if since is None or now - self._checked_at > STALLED_S:
             return None
         return max(0.0, now - since)

@@ -194,7 +194,7 @@ class PeerServer:
         after CLOSE_S seconds."""
         self._forget_topology()
         for connection in list(self._connections.values()):
-            connection.say_goodbye()
+            connection.send_goodbye()
         for _ in range(CLOSE_CHECKS):
             if not self._connections:
                 break
@@ -274,7 +274,7 @@ class PeerConnection(PeerSink):
         self._is_lost = True
         self._stream.abort()
 
-    def say_goodbye(self) -> None:
+    def send_goodbye(self) -> None:
         """Ask the other server to send no more operations."""
         self._write(frames.encode(Goodbye()))
 

@@ -27,7 +27,7 @@ class Placed(NamedTuple):
     partition: str
     servers: Sequence[str]
     leader: str
-    is_whole: bool
+    is_complete: bool
     """True if all replicas are up and none is being replaced."""
 
 
@@ -50,7 +50,7 @@ def even_move(
         for leaving in zones
         for newcomer in zones
         if held[leaving] - held[newcomer] >= 2
-        and each.is_whole
+        and each.is_complete
         and leaving in each.servers
         and may_move(each, leaving, newcomer, zones)
         and may(move := BalancingMove(each.partition, leaving, newcomer))

@@ -15,13 +15,13 @@ full or it has stopped. A newcomer that installs a snapshot reports its progress
 QUIET_S = 60.0
 """Time without progress of the other replicas after which a following newcomer is not blamed: perhaps no replica can
 read the log."""
-REST_S, RESTS_S_MAX = 3_600.0, 86_400.0
+PAUSE_S, PAUSE_S_MAX = 3_600.0, 86_400.0
 """Time for which the server of a cancelled newcomer is chosen last. It doubles each time, up to the maximum."""
 
 Pair = tuple[PartitionId, ServerId]
 
 
-class Stand(NamedTuple):
+class Progress(NamedTuple):
     """The progress of a newcomer in catching up, and the progress of the most advanced other replica."""
 
     taken: tuple[int, int]
@@ -30,7 +30,7 @@ class Stand(NamedTuple):
     """Sequence of the most advanced other replica, or None if the newcomer does not follow the log yet."""
 
 
-NOTHING = Stand((-1, 0), None)
+NOTHING = Progress((-1, 0), None)
 """The state of a newcomer that has published nothing."""
 
 
@@ -47,11 +47,11 @@ class _Watched:
     def is_stuck(self, now: float) -> bool:
         return now - self.since >= STUCK_S
 
-    def note(self, stand: Stand, now: float) -> None:
-        if stand.others is None or stand.others != self.others:
-            self.others, self.others_since = stand.others, now
-        if stand.taken > self.taken or now - self.others_since >= QUIET_S:
-            self.taken, self.since = max(self.taken, stand.taken), now
+    def note(self, progress: Progress, now: float) -> None:
+        if progress.others is None or progress.others != self.others:
+            self.others, self.others_since = progress.others, now
+        if progress.taken > self.taken or now - self.others_since >= QUIET_S:
+            self.taken, self.since = max(self.taken, progress.taken), now
 
 
 class Newcomers:
@@ -59,17 +59,18 @@ class Newcomers:
 
     def __init__(self) -> None:
         self._watched: dict[Pair, _Watched] = {}
-        self._rests: dict[ServerId, tuple[int, float]] = {}
+        self._paused: dict[ServerId, tuple[int, float]] = {}
         """Number of cancelled newcomers on each server, and the time until which the server is chosen last."""
 
-    def note(self, stands: Mapping[Pair, Stand], now: float) -> None:
+    def note(self, by_pair: Mapping[Pair, Progress], now: float) -> None:
         """Record the progress of the newcomers that can be judged now. All other newcomers are forgotten."""
         before = self._watched
         self._watched = {
-            pair: before.get(pair) or _Watched(stand.taken, now, stand.others, now) for pair, stand in stands.items()
+            pair: before.get(pair) or _Watched(progress.taken, now, progress.others, now)
+            for pair, progress in by_pair.items()
         }
-        for pair, stand in stands.items():
-            self._watched[pair].note(stand, now)
+        for pair, progress in by_pair.items():
+            self._watched[pair].note(progress, now)
 
     def forget(self) -> None:
         """Forget the recorded progress, because the current progress is unknown. Afterwards no newcomer counts as
@@ -82,13 +83,13 @@ class Newcomers:
 
     def resting(self, now: float) -> frozenset[ServerId]:
         """Return the servers that are chosen last at the time `now`."""
-        return frozenset(server for server, (_, until) in self._rests.items() if now < until)
+        return frozenset(server for server, (_, until) in self._paused.items() if now < until)
 
     def given_up(self, server: ServerId, now: float) -> None:
         """Record that a stuck newcomer on this server was cancelled."""
-        count = self._rests.get(server, (0, 0.0))[0]
-        self._rests[server] = (count + 1, now + min(REST_S * 2**count, RESTS_S_MAX))
+        count = self._paused.get(server, (0, 0.0))[0]
+        self._paused[server] = (count + 1, now + min(PAUSE_S * 2**count, PAUSE_S_MAX))
 
     def caught_up(self, server: ServerId) -> None:
         """Record that a newcomer on this server has replaced a replica."""
-        self._rests.pop(server, None)
+        self._paused.pop(server, None)

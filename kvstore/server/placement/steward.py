@@ -26,7 +26,7 @@ from kvstore.server.cluster.rising import may_rise, next_version, what_holds_it
 from kvstore.server.cluster.topology import Member
 from kvstore.server.cluster.version_follower import VersionFollower
 from kvstore.server.placement.assign import Change, Finish, GiveUp, decide, replicas_held
-from kvstore.server.placement.newcomers import NOTHING, STUCK_S, Newcomers, Pair, Stand
+from kvstore.server.placement.newcomers import NOTHING, STUCK_S, Newcomers, Pair, Progress
 from kvstore.server.placement.retirement import drop_kept, ledgers_made_for, partitions_kept, remove_rest, set_apart
 from kvstore.types import LedgerId, PartitionId, ServerId
 
@@ -74,7 +74,7 @@ class Steward:
         self._nursery = env.nursery.child("steward")
         self._missing: dict[ServerId, float] = {}
         """Servers of the ring that are absent, with the time since which this process has not seen each of them."""
-        self._stands = Newcomers()
+        self._watched = Newcomers()
         self._removal: Task | None = None
         """The last removal of retired partitions. It reads all ledgers, so the steward does not wait for it."""
         self.changes = 0
@@ -93,10 +93,10 @@ class Steward:
 
     async def _act_now_and_then(self) -> None:
         while True:
-            await self._env.beat.rest(TICK_S * (1 + self._env.random.random() / 4))
+            await self._env.beat.pause(TICK_S * (1 + self._env.random.random() / 4))
             if self._store.state is not SessionState.CONNECTED:
                 self._missing.clear()  # absent servers are unknown, so none has been absent for long
-                self._stands.forget()
+                self._watched.forget()
                 continue
             failed: list[str] = []
             await self._try(self._act(failed), failed)
@@ -128,12 +128,12 @@ class Steward:
         gone = frozenset(self._gone())
         newcomers = [(partition, server) for partition, server in self._newcomers() if server not in unfit]
         caught_up: set[Pair] = set()
-        stands: dict[Pair, Stand] = {}
+        by_pair: dict[Pair, Progress] = {}
         for pair in newcomers:
-            await self._try(self._note_newcomer(pair, caught_up, stands), failed)
+            await self._try(self._note_newcomer(pair, caught_up, by_pair), failed)
         now = self._env.clock.now()
-        self._stands.note({pair: stand for pair, stand in stands.items() if pair[1] in alive}, now)
-        stuck, resting = self._stands.stuck(now), self._stands.resting(now)
+        self._watched.note({pair: progress for pair, progress in by_pair.items() if pair[1] in alive}, now)
+        stuck, resting = self._watched.stuck(now), self._watched.resting(now)
         for change in decide(ring, alive, gone, caught_up, unfit, stuck, resting):
             log.info("ring version=%d: %s", ring.version, change)
             await self._try(self._replace(change, stuck), failed)
@@ -151,9 +151,9 @@ class Steward:
         await self._change(change.step)
         match change:
             case Finish(_, newcomer):
-                self._stands.caught_up(newcomer)
+                self._watched.caught_up(newcomer)
             case GiveUp(partition, newcomer) if (partition, newcomer) in stuck:
-                self._stands.given_up(newcomer, self._env.clock.now())
+                self._watched.given_up(newcomer, self._env.clock.now())
                 log.warning(
                     "partition=%s server=%s its new replica made no progress for %d s and is cancelled; check its "
                     "disk and "
@@ -174,7 +174,7 @@ class Steward:
         # Servers with replicas count only if they are registered now.
         lately = {server: member for server, (member, _) in self._lately.items() if server not in wanted}
         known = {**lately, **servers}
-        self._say_what_holds_it(what_holds_it(self._versions.found, known, wanted, versions.LATEST, unreadable))
+        self._log_what_blocks_it(what_holds_it(self._versions.found, known, wanted, versions.LATEST, unreadable))
         if not may_rise(self._versions.found, known, wanted):
             return
         await self._store.sync(paths.SERVERS)
@@ -187,7 +187,7 @@ class Steward:
             log.info("cluster version=%d is supported by all of %s", found.version, ", ".join(sorted(members)))
             self._versions.poll()
 
-    def _say_what_holds_it(self, reasons: str) -> None:
+    def _log_what_blocks_it(self, reasons: str) -> None:
         """Log the reasons once."""
         if reasons and reasons != self._rise_waits_for:
             log.info("cluster version=%d does not rise: %s", self._versions.cluster, reasons)
@@ -238,21 +238,21 @@ class Steward:
         members = self._rings.ring.partitions
         return [(each, newcomer) for each in sorted(members) for newcomer, _ in members[each].replacing]
 
-    async def _note_newcomer(self, pair: Pair, caught_up: set[Pair], stands: dict[Pair, Stand]) -> None:
+    async def _note_newcomer(self, pair: Pair, caught_up: set[Pair], by_pair: dict[Pair, Progress]) -> None:
         """Record whether a newcomer has caught up, and how far it is, if its progress is known and there are other
         replicas that it could follow."""
         partition, newcomer = pair
         published = await Claims(self._store, partition, self._server).published()
-        said, others = published.pop(newcomer, None), list(published.values())
+        own, others = published.pop(newcomer, None), list(published.values())
         if not others:
             return
-        if (stand := _stand(said, others)) is not None:
-            stands[pair] = stand
+        if (progress := _progress(own, others)) is not None:
+            by_pair[pair] = progress
         if (
-            said is not None
-            and not said.is_stopped
-            and said.seq + CLOSE_BEHIND >= max(each.seq for each in others)
-            and (said.seq > 0 or said.epoch > 0)
+            own is not None
+            and not own.is_stopped
+            and own.seq + CLOSE_BEHIND >= max(each.seq for each in others)
+            and (own.seq > 0 or own.epoch > 0)
         ):
             caught_up.add(pair)
 
@@ -287,12 +287,12 @@ class Steward:
             log.info("partition=%s is retired and was removed", partition)
 
 
-def _stand(said: Published | None, others: Sequence[Published]) -> Stand | None:
+def _progress(own: Published | None, others: Sequence[Published]) -> Progress | None:
     """Return the progress of a newcomer, given what it has published, if anything. Return None if its release does
     not publish progress."""
-    if said is None:
+    if own is None:
         return NOTHING
-    if said.taken is None:
+    if own.taken is None:
         return None
-    follows = said.taken[0] > 0 and not said.is_stopped
-    return Stand(said.taken, max(each.seq for each in others) if follows else None)
+    follows = own.taken[0] > 0 and not own.is_stopped
+    return Progress(own.taken, max(each.seq for each in others) if follows else None)

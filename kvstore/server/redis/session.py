@@ -113,7 +113,7 @@ class RespSession:
         self.watched: dict[bytes, int] = {}
         """The watched keys and their versions at WATCH; 0: absent."""
         self._queued_bytes = 0
-        self._is_spoilt = False
+        self._is_aborted = False
 
     @property
     def queued_bytes(self) -> int:
@@ -145,20 +145,20 @@ class RespSession:
             if check is not None:
                 check(_ops(found))
         except CommandError:
-            self._is_spoilt = True
+            self._is_aborted = True
             raise
         self.queued.append(found)
         self._queued_bytes += size
         return replies.QUEUED
 
-    def spoil(self) -> None:
+    def abort(self) -> None:
         """Note that a command was refused. EXEC discards the transaction."""
-        self._is_spoilt = True
+        self._is_aborted = True
 
     def refuse(self, words: list[bytes], error: CommandError) -> CommandError:
         """Note that a command is unknown or has a wrong number of words, and return the error of its reply. An EXEC
         with a wrong number of words discards the transaction at once."""
-        self._is_spoilt = True
+        self._is_aborted = True
         if self.queued is None or words[0].upper() != b"EXEC":
             return error
         self.discard()
@@ -167,7 +167,7 @@ class RespSession:
     def multi(self) -> bytes:
         if self.queued is not None:
             raise CommandError("ERR MULTI calls can not be nested")
-        self.queued, self._queued_bytes, self._is_spoilt = [], 0, False
+        self.queued, self._queued_bytes, self._is_aborted = [], 0, False
         self.is_plain = False
         return replies.OK
 
@@ -235,7 +235,7 @@ class RespSession:
         queued, self.queued = self.queued, None
         self._note_mode()
         watched = self.unwatch()
-        if self._is_spoilt:
+        if self._is_aborted:
             raise CommandError("EXECABORT Transaction discarded because of previous errors.")
         checks = [Check(key, _IF_VERSION, version, None) for key, version in watched.items()]
         ops = (*checks, *(op for each in queued for op in _ops(each)))

@@ -22,7 +22,7 @@ from kvstore.server.routing import events
 from kvstore.server.routing.flight import Flight
 from kvstore.server.routing.pending import Pending
 from kvstore.server.routing.ports import LinksPort, LocalReplica
-from kvstore.server.routing.read_transaction import only_reads_several, read_together
+from kvstore.server.routing.read_transaction import only_reads_several, transact_read_only
 from kvstore.server.routing.router import FOLLOWER_LEVELS, Router
 from kvstore.types import PartitionId, ServerId
 
@@ -141,7 +141,7 @@ class Dispatcher:
             self._fail_later(sink, token, error)
             return True
         if only_reads_several(op, partition_of):
-            read_together(self, op, sink, token, ring_version)
+            transact_read_only(self, op, sink, token, ring_version)
             return True
         return False
 
@@ -160,7 +160,7 @@ class Dispatcher:
                 if not (self._held_keys or target in router.routes.sent_to or target in router.waiting.lines):
                     local.submit(some, sink, numbers)
                     continue
-            elif flight is not None and not self._held_keys and flight.has_room(len(some)):
+            elif flight is not None and not self._held_keys and flight.has_capacity(len(some)):
                 sent_as = router.follow_puts(flight, target, some, sink, numbers)
                 self._links.by_server[flight.server].add_puts(target, sent_as, some)
                 continue

@@ -31,7 +31,7 @@ class Flight:
         self._numbers_on: dict[bytes, list[int]] = {}
         self._scanned_up_to = 0
 
-    def has_room(self, count: int = 1) -> bool:
+    def has_capacity(self, count: int = 1) -> bool:
         return (
             not self.is_closed_for_more
             and len(self.pending) + self.reads.count + count <= self._most
@@ -44,7 +44,7 @@ class Flight:
 
     def begin(self, partition: PartitionId, pending: Pending) -> int:
         """Add an operation and return its number, or return 0 if there is no capacity."""
-        if not self.has_room():
+        if not self.has_capacity():
             return 0
         number = self.next_number()
         self.pending[number] = (partition, pending)

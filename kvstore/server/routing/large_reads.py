@@ -7,7 +7,7 @@ a disconnected client are not sent.
 Without large values, no read waits and none is counted. Once a large value has arrived,
 
 - clients whose last value was large may have BYTES_AT_ONCE in transit together, one read of each in turn;
-- any other client starts with ROOM_FIRST reads, and gains one with each small answer.
+- any other client starts with READS_FIRST reads, and gains one with each small answer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LARGE_BYTES = 64 << 10
 BYTES_AT_ONCE = 4 << 20
 """Maximum bytes of large values in transit on the link, which may delay a small answer. A single value may be
 larger."""
-ROOM_FIRST, ROOM_KNOWN, ROOM_MAX = 1, 8, 1_024
+READS_FIRST, READS_KNOWN, READS_MAX = 1, 8, 1_024
 QUIET_S = 2.0
 """Time in seconds without large values after which scheduling ends."""
 PATIENCE_S = 5.0
@@ -43,7 +43,7 @@ class _ClientReads:
         """Number of its reads in transit. Reads that were sent before the first large value are not counted."""
         self.size = 0
         """Size of its last value if that was large, otherwise 0."""
-        self.room = ROOM_FIRST
+        self.room = READS_FIRST
         self.received_at = 0.0
 
 
@@ -70,7 +70,7 @@ class LargeReads:
     def may_begin(self, pending: Pending) -> bool:
         """Return True if a new read may be sent at once."""
         client = self._client(pending.sink.line)
-        return not client.waiting and self._has_room(client)
+        return not client.waiting and self._has_capacity(client)
 
     def begin(self, number: int, pending: Pending) -> None:
         """Count a read that is being sent."""
@@ -93,11 +93,11 @@ class LargeReads:
 
     def next_or_none(self) -> Pending | None:
         """Remove and return the next read to send, or None if no read may be sent now."""
-        if self._large_turns and self._has_room(next(iter(self._large_turns))):
+        if self._large_turns and self._has_capacity(next(iter(self._large_turns))):
             return self._take(self._large_turns.popitem(last=False)[0])
         for _ in range(len(self._turns)):
             client = self._turns.popitem(last=False)[0]
-            if self._has_room(client):
+            if self._has_capacity(client):
                 return self._take(client)
             self._turns[client] = None
         return None
@@ -166,7 +166,7 @@ class LargeReads:
             found = self._clients[line] = _ClientReads()
         return found
 
-    def _has_room(self, client: _ClientReads) -> bool:
+    def _has_capacity(self, client: _ClientReads) -> bool:
         if not client.size:
             return client.under_way < client.room
         return not self._bytes or self._bytes + client.size <= BYTES_AT_ONCE
@@ -196,7 +196,7 @@ class LargeReads:
             self._turns_of(client).pop(client, None)
         self._bytes += client.under_way * (size - client.size)
         client.size = size
-        client.room = ROOM_FIRST if size else min(client.room + 1, ROOM_MAX)
+        client.room = READS_FIRST if size else min(client.room + 1, READS_MAX)
         if is_other and client.waiting:
             self._turns_of(client)[client] = None
 
@@ -217,4 +217,4 @@ def _is_known(client: _ClientReads, now: float) -> bool:
     if client.waiting or client.under_way:
         return True
     # A client that asks once, like each unary call, need not be remembered.
-    return (bool(client.size) or client.room > ROOM_KNOWN) and now - client.received_at <= PATIENCE_S
+    return (bool(client.size) or client.room > READS_KNOWN) and now - client.received_at <= PATIENCE_S

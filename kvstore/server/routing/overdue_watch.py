@@ -30,7 +30,7 @@ class OverdueWatch:
 
     async def _poll(self) -> None:
         while True:
-            await self._env.beat.rest(CHECK_S)
+            await self._env.beat.pause(CHECK_S)
             self.check()
 
     def check(self) -> None:

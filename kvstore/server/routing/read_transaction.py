@@ -61,7 +61,7 @@ def only_reads_several(op: Transact, partition_of: Callable[[bytes], PartitionId
     return all(each.code in APPLIES_NOTHING for each in op.ops) and len({partition_of(each.key) for each in op.ops}) > 1
 
 
-def read_together(reading: Reading, op: Transact, sink: Sink, token: int, ring_version: int = 0) -> None:
+def transact_read_only(reading: Reading, op: Transact, sink: Sink, token: int, ring_version: int = 0) -> None:
     """Carry out a transaction that only reads. The caller has checked that the user may read all keys, and has charged
     the namespaces."""
     _ReadTransaction(reading, op, sink, token, ring_version).begin()

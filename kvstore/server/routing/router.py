@@ -335,7 +335,7 @@ class Router:
         flight = self.routes.flights.get(leader)
         if flight is None:
             self._commands.append(Connect(leader))
-        if flight is None or not flight.has_room() or not self.routes.is_settled(partition, leader):
+        if flight is None or not flight.has_capacity() or not self.routes.is_settled(partition, leader):
             return False
         is_weighed = flight.reads.is_on and pending.op.code in POINT_READS
         if is_weighed and not is_its_turn and not flight.reads.may_begin(pending):

@@ -100,7 +100,7 @@ class CopyCount:
                 except StoreError as error:
                     log.info("cannot count the copies of ledgers now: %r", error)
                     wait_s = RETRY_S
-            await self._env.beat.rest(wait_s)
+            await self._env.beat.pause(wait_s)
 
     @property
     def _is_counting(self) -> bool:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from kvstore.proto import admin_pb2
 from kvstore.proto.admin_pb2 import DEGRADED, DOWN, HEALTHY, ClusterReport, Finding, Health, PartitionView
 from kvstore.server.clock.clock_judge import RATE
-from kvstore.server.status.sizes import count, size
+from kvstore.server.status.sizes import count, size, span
 from kvstore.types import BookieId
 from kvstore.wal.placement import machine_count
 
@@ -23,7 +23,7 @@ OLDER = "older"
 """State that a node reports if the metadata store holds an older copy of the metadata."""
 COUNT_AGE_MAX_S = 3 * 3_600.0
 """Age from which a count of copies no longer describes the present. Copies are counted at least every hour."""
-COUNT_AGE_TOLD_S = 120.0
+COUNT_AGE_REPORTED_S = 120.0
 """Age of a count from which findings state the age, because ledgers may have been repaired since."""
 READ_AGE_MAX_S = 60.0
 """Age from which a node's knowledge of the cluster is stale, whatever its session state: it rereads everything about
@@ -79,6 +79,7 @@ def findings_of(report: ClusterReport) -> list[Finding]:
         _transactions,
         _dates,
         _certificates,
+        _snapshots,
     )
     found = [finding for rule in rules for finding in rule(report)]
     return sorted(found, key=lambda finding: -finding.grade)
@@ -442,7 +443,7 @@ def _copies(report: ClusterReport) -> Iterator[Finding]:
         lacking = (
             f"{count(copies.lacking, 'ledger')} {'is' if copies.lacking == 1 else 'are'} under-replicated{of_others}"
         )
-        if copies.lacking == report.copies.lacking and report.copies.age_s >= COUNT_AGE_TOLD_S:
+        if copies.lacking == report.copies.lacking and report.copies.age_s >= COUNT_AGE_REPORTED_S:
             lacking += f", according to a count {report.copies.age_s / 60:.0f} min ago"
         if report.HasField("repair") and not repair.enabled:
             why = f"{lacking}, and auto-recovery is disabled"
@@ -661,6 +662,23 @@ def _certificates(report: ClusterReport) -> Iterator[Finding]:
             why = f"its certificate expires in {count(days, 'day')}"
             step = "replace the files named in its [tls]; no restart is needed"
             yield _finding(DEGRADED, "certificate_expires", f"node {node.id}", why, step)
+
+
+def _snapshots(report: ClusterReport) -> Iterator[Finding]:
+    limit_s = report.snapshot_age_max_s
+    if not limit_s or (report.HasField("snapshot") and report.snapshot.age_s <= limit_s):
+        return
+    if report.HasField("snapshot"):
+        why = f"the last one is {span(report.snapshot.age_s)} old; expected at most {span(limit_s)}"
+    else:
+        why = f"there is none; expected one of at most {span(limit_s)}"
+    yield _finding(
+        DEGRADED,
+        "snapshot_old",
+        "snapshots",
+        why,
+        "read the last line of the nightly job; take a snapshot with `kvstore snapshot create --to DIRECTORY`",
+    )
 
 
 def _finding(grade: admin_pb2.Grade.ValueType, code: str, subject: str, reason: str, next_step: str) -> Finding:

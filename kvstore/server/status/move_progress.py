@@ -32,7 +32,7 @@ class MoveReports:
     def __init__(self, leading: Callable[[], Mapping[PartitionId, Partition]]) -> None:
         self._leading = leading
 
-    def stands(self) -> dict[MoveId, MoveProgress]:
+    def by_move(self) -> dict[MoveId, MoveProgress]:
         """Return the progress of the moves whose target partitions this server leads."""
         found: dict[MoveId, MoveProgress] = {}
         for _, replica in sorted(self._leading().items()):
@@ -41,7 +41,7 @@ class MoveReports:
 
     def copied(self) -> Copied:
         """Return the copied fraction of the moves whose target partitions this server leads."""
-        return {move: stand.part for move, stand in self.stands().items()}
+        return {move: progress.part for move, progress in self.by_move().items()}
 
     async def answer(self, server: ServerId, method: str, body: bytes) -> bytes:
         """Answer another server with the progress of the moves whose target partitions this server leads."""

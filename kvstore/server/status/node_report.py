@@ -10,7 +10,7 @@ from kvstore.bookie.directories.state import DirectoryState
 from kvstore.meta.address import parse
 from kvstore.meta.store import MetadataStore
 from kvstore.partition.moves.import_driver import MoveProgress
-from kvstore.partition.state.engine import ROOM_BYTES
+from kvstore.partition.state.engine import RESERVE_BYTES
 from kvstore.proto import admin_pb2
 from kvstore.ring import MoveId
 from kvstore.server.clock.clock_sync import ClockReport
@@ -147,8 +147,8 @@ def report_of(
     if node.is_open:
         for partition, table in node.replicas().items():
             report.replicas.append(replica_report(partition, table, loads.get(partition)))
-    for move, stand in sorted(moves.items()):
-        report.copied.add(id=move, **stand._asdict())
+    for move, progress in sorted(moves.items()):
+        report.copied.add(id=move, **progress._asdict())
     for latency in latencies:
         report.latencies.add(**latency._asdict())
     if snapshot:
@@ -180,7 +180,7 @@ def _date_report(date: ClockReport) -> dict[str, Any]:
 
 def _disk_report(total: int, free: int, *, is_server: bool) -> admin_pb2.DiskReport:
     """Return the state of the data directory's disk. The reserve is what its replicas need."""
-    return admin_pb2.DiskReport(total_bytes=total, free_bytes=free, reserve_bytes=ROOM_BYTES if is_server else 0)
+    return admin_pb2.DiskReport(total_bytes=total, free_bytes=free, reserve_bytes=RESERVE_BYTES if is_server else 0)
 
 
 def _bookie_report(bookie: ReportedBookie, node: ServerId, zone: str, reserve_bytes: int) -> admin_pb2.BookieReport:

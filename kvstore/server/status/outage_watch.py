@@ -51,7 +51,7 @@ class OutageWatch:
 
     async def _poll(self) -> None:
         while True:
-            await self._env.beat.rest(CHECK_S)
+            await self._env.beat.pause(CHECK_S)
             if self._node.is_open and not self._node.is_draining:
                 self.poll()
 

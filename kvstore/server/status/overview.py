@@ -60,8 +60,10 @@ def report_of_cluster(survey: ClusterSurvey) -> ClusterReport:
         cluster_version=survey.cluster_version,
         namespaces=survey.namespaces,
     )
-    if own.HasField("snapshot"):
-        report.snapshot.MergeFrom(own.snapshot)
+    reports = survey.reports.values()
+    if snapshots := [each.snapshot for each in reports if each.HasField("snapshot")]:
+        report.snapshot.MergeFrom(min(snapshots, key=lambda snapshot: snapshot.age_s))
+    report.snapshot_age_max_s = min((each.snapshot_age_max_s for each in reports if each.snapshot_age_max_s), default=0)
     report.partitions.extend(_partitions(survey))
     report.nodes.extend(_nodes(survey, report.partitions))
     if (copies := _copies(survey.reports.values())) is not None:
@@ -140,7 +142,7 @@ def _partition(
         state=member.state.value,
         leader=leader,
         epoch=lead.lead.epoch if lead else max([epoch, *(each.epoch for each in reports.values())]),
-        served=lead is not None or _tells_nothing(survey, leader),
+        served=lead is not None or _reports_nothing(survey, leader),
         sequence=lead.sequence if lead else max((each.sequence for each in reports.values()), default=0),
         keys=lead.keys if lead else max((each.keys for each in reports.values()), default=0),
         share=share,
@@ -152,7 +154,7 @@ def _partition(
         found = reports.get(server)
         row = view.replicas.add(
             server=server,
-            is_up=found is not None or _tells_nothing(survey, server),
+            is_up=found is not None or _reports_nothing(survey, server),
             is_joining=server in joining,
             is_leaving=server in leaving,
         )
@@ -165,7 +167,7 @@ def _partition(
     return view
 
 
-def _tells_nothing(survey: ClusterSurvey, server: ServerId) -> bool:
+def _reports_nothing(survey: ClusterSurvey, server: ServerId) -> bool:
     """Return True if the server is up but runs a release that reports nothing. Then the information of other servers
     is used."""
     report = survey.reports.get(server)
@@ -210,8 +212,8 @@ def _state(bookie: BookieId, registered: RegisteredBookies, *, is_reported: bool
 
 def _ring_view(survey: ClusterSurvey, age_s: float, partitions: Iterable[PartitionView]) -> admin_pb2.RingView:
     ring: Ring = survey.topology.ring
-    stands = {each.id: each for report in survey.reports.values() for each in report.copied}
-    copied = {id: each.part for id, each in stands.items()}
+    reported = {each.id: each for report in survey.reports.values() for each in report.copied}
+    copied = {id: each.part for id, each in reported.items()}
     unserved = {each.id for each in partitions if not each.served}
     done, left_s = proposal.eta_s(ring, survey.date_ms, {move: copied.get(move, 0.0) for move in ring.moves})
     view = admin_pb2.RingView(
@@ -226,7 +228,7 @@ def _ring_view(survey: ClusterSurvey, age_s: float, partitions: Iterable[Partiti
         hash=ring.hash.name,
     )
     for move in ring.moves.values():
-        stand = stands.get(move.id)
+        progress = reported.get(move.id)
         view.moves.add(
             id=move.id,
             source=move.source,
@@ -236,20 +238,20 @@ def _ring_view(survey: ClusterSurvey, age_s: float, partitions: Iterable[Partiti
             state=move.state.value,
             attempt=move.attempt,
             copied=1.0 if move.state is MoveState.FLIPPED else copied.get(move.id),
-            stuck="" if ring.pace.paused else _why_stuck(move, stand, unserved),
-            eta_s=stand.eta_s if stand is not None and stand.HasField("eta_s") else None,
+            stuck="" if ring.pace.paused else _why_stuck(move, progress, unserved),
+            eta_s=progress.eta_s if progress is not None and progress.HasField("eta_s") else None,
         )
     return view
 
 
-def _why_stuck(move: Move, stand: admin_pb2.MoveCopied | None, unserved: Collection[str]) -> str:
+def _why_stuck(move: Move, progress: admin_pb2.MoveCopied | None, unserved: Collection[str]) -> str:
     """Return the reason why the move makes no progress, or an empty string if it makes progress or waits for other
     moves."""
     for role, partition in (("target", move.target), ("source", move.source)):
         if partition in unserved:
             return f"partition {partition}, its {role}, is not served"
-    if stand is not None and stand.failing_s >= STUCK_S:
-        return f"no step has succeeded for {stand.failing_s:.0f} s: {stand.failure}"
+    if progress is not None and progress.failing_s >= STUCK_S:
+        return f"no step has succeeded for {progress.failing_s:.0f} s: {progress.failure}"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Sizes and counts in the form in which people read them. Decides only."""
+"""Sizes, counts and times in the form in which people read them. Decides only."""
 
 from __future__ import annotations
 
@@ -15,3 +15,11 @@ def size(number: float) -> str:
             return f"{number:,.0f} {unit}" if unit == "B" or number >= 10 else f"{number:,.1f} {unit}"
         number /= 1024
     return f"{number:,.1f} TiB"
+
+
+def span(seconds: float) -> str:
+    """Return a time in the unit that needs the fewest digits."""
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"

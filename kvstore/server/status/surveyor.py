@@ -8,9 +8,9 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from kvstore.env import Env
 from kvstore.errors import BookieError, InvalidRequest, MetadataError, NotLeader, StoreError
@@ -37,14 +37,16 @@ from kvstore.versions import Versions
 from kvstore.wal.bookies import BookieClients
 
 log = logging.getLogger(__name__)
+Detail = TypeVar("Detail", bound=Message)
 
 STATUS = PartitionId("@status")
 """The id under which servers ask each other for reports. No partition has this id."""
 METHOD = "node"
 CALL_S = 1.0
 """Time after which a server counts as not answering."""
-REST_S = 0.5
+CACHED_S = 0.5
 """Seconds for which the result of a survey is reused, for any number of callers."""
+OLD = "its release does not report this"
 WATCH_S = 15.0
 """Interval in seconds of surveys for this node's metrics."""
 COOKIES_S = 10.0
@@ -96,6 +98,11 @@ class Surveyor:
         self._latencies = RecentLatencies()
         self.snapshot: Callable[[], Mapping[str, Any]] = dict
         """Returns the state of the last snapshot, as in kvstore.server.http.last_snapshot."""
+        self.snapshot_age_max_s: Callable[[], float] = lambda: 0.0
+        """Returns the limit of the last snapshot's age in seconds. 0 if there is none, or if the snapshots have not
+        been read yet."""
+        self.details: Mapping[str, Callable[[], Message]] = {}
+        """Returns a part of this node that pages of the dashboard show of every server, by method."""
         self.disk: Callable[[], tuple[int, int]] = lambda: (0, 0)
         """Returns the total and the free bytes of the disk with the data directory."""
         self.balance: Callable[[], BalanceReport | None] = lambda: None
@@ -119,7 +126,7 @@ class Surveyor:
             report = await self.take()
             if self.watcher is not None:
                 self.watcher(report)
-            await self._env.beat.rest(WATCH_S)
+            await self._env.beat.pause(WATCH_S)
 
     def numbers(self) -> Mapping[str, float]:
         """Return the health of the cluster as numbers, as of the last survey. Empty before the first survey."""
@@ -146,13 +153,14 @@ class Surveyor:
             date=node.clock_sync.report(),
             ring_version=node.membership.topology.ring.version,
             loads={load.partition: load for load in node.load_sampler.loads()} if is_open else {},
-            moves=node.progress.stands() if is_open else {},
+            moves=node.progress.by_move() if is_open else {},
             latencies=self._latencies.take(node.histograms().get("server", {}), now),
             snapshot=self.snapshot(),
             disk=self.disk(),
             reserve_bytes=node.config.storage.reserve_bytes,
             copies=node.copy_count.report(),
         )
+        report.snapshot_age_max_s = self.snapshot_age_max_s()
         add_troubles(report, self.troubles())
         if (balance := self.balance()) is not None:
             report.balance.MergeFrom(balance)
@@ -165,19 +173,37 @@ class Surveyor:
         return report
 
     def answer(self, server: ServerId, method: str, body: bytes) -> bytes:
-        """Answer another server with this node's report. Raises InvalidRequest."""
-        if method != METHOD:
-            raise InvalidRequest(f"expected the method {METHOD}, got {method!r}")
-        return self.own().SerializeToString()
+        """Answer another server with this node's report, or with one of `details`. Raises InvalidRequest."""
+        if method == METHOD:
+            return self.own().SerializeToString()
+        if (detail := self.details.get(method)) is None:
+            raise InvalidRequest(f"expected the method {' or '.join((METHOD, *self.details))}, got {method!r}")
+        return detail().SerializeToString()
+
+    async def details_of_all(self, method: str, kind: type[Detail]) -> tuple[dict[str, Detail], dict[str, str]]:
+        """Return one of `details` of each server, and the reason for each server that does not answer. `kind` is the
+        message that `details` returns for this method. Takes at most CALL_S seconds."""
+        own = self._node.id
+        others = [server for server in servers_of(self._node.membership.topology) if server != own]
+        asked = {
+            server: self._nursery.spawn(self._call(server, method, kind, old=OLD), name=f"{method} {server}")
+            for server in others
+        }
+        answers: dict[str, Detail | str] = {own: kind.FromString(self.answer(own, method, b""))}
+        answers |= {server: await task for server, task in asked.items()}
+        return (
+            {server: each for server, each in sorted(answers.items()) if not isinstance(each, str)},
+            {server: each for server, each in sorted(answers.items()) if isinstance(each, str)},
+        )
 
     async def take(self) -> ClusterReport:
-        """Return a report on the cluster that is at most REST_S seconds old. Takes at most CALL_S seconds, even if
+        """Return a report on the cluster that is at most CACHED_S seconds old. Takes at most CALL_S seconds, even if
         many nodes do not answer. Concurrent callers share one report and must not modify it."""
         async with self._turn:
             if self._env.clock.now() >= self._until:
                 self._last = await self._survey()
                 self._taken_at = self._env.clock.now()
-                self._until = self._taken_at + REST_S
+                self._until = self._taken_at + CACHED_S
             return self._last
 
     async def _survey(self) -> ClusterReport:
@@ -212,12 +238,18 @@ class Surveyor:
 
     async def _ask(self, server: ServerId) -> NodeReport | str:
         """Return the report of a server, or the reason why there is none, without the name of the server."""
+        member = self._node.membership.topology.servers.get(server)
+        old = NodeReport(id=server, version=member.version if member else "")
+        return await self._call(server, METHOD, NodeReport, old=old)
+
+    async def _call(self, server: ServerId, method: str, kind: type[Detail], *, old: Detail | str) -> Detail | str:
+        """Call another server. Return its answer, or the reason why there is none, without the name of the server. A
+        server whose release does not know the method counts as answering `old`."""
         try:
             async with asyncio.timeout(CALL_S):
-                return NodeReport.FromString(await self._node.links.call(server, STATUS, METHOD, b"", CALL_S))
-        except NotLeader:  # it runs a release without surveys
-            member = self._node.membership.topology.servers.get(server)
-            return NodeReport(id=server, version=member.version if member else "")
+                return kind.FromString(await self._node.links.call(server, STATUS, method, b"", CALL_S))
+        except (NotLeader, InvalidRequest):
+            return old
         except TimeoutError:
             return f"no answer within {CALL_S:g} s"
         except (StoreError, DecodeError) as error:

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from kvstore.server.status.sizes import size
+from kvstore.server.status.sizes import size, span
 from kvstore.server.ui.history import SERIES, ClusterHistory, Samples
-from kvstore.server.ui.words import rate, share, span, took
+from kvstore.server.ui.words import rate, share, took
 
 PERIODS = {"1h": 3_600.0, "6h": 21_600.0, "24h": 86_400.0}
 """Periods that a page can show, in seconds. The first is the default."""

@@ -88,7 +88,7 @@ class Dashboard:
             made = self._made[period] = ShownPeriod(self._history.taken, charts_of(samples), body)
         return made
 
-    async def live(self, request: HttpRequest, may_go_on: MayGoOn) -> HttpResponse | None:
+    async def live(self, request: HttpRequest, may_continue: MayGoOn) -> HttpResponse | None:
         """Stream server-sent events until the page is closed, the node stops or the user loses the permission. A
         HEAD request receives only the headers, because a stream would never end."""
         if self._streams >= STREAMS_MAX:
@@ -99,7 +99,7 @@ class Dashboard:
         self._streams += 1
         try:
             await request.stream({**HEADERS, "Content-Type": EVENTS})
-            while not self._closing.is_set() and await may_go_on():
+            while not self._closing.is_set() and await may_continue():
                 body = orjson.dumps(live_of(await self._surveyor.take()))
                 await _send(request, b"event: live\nretry: 2000\ndata: " + body + b"\n\n")
                 await wait_within(self._closing, LIVE_S)

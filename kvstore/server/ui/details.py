@@ -9,10 +9,9 @@ from typing import Any, TypeVar
 
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.meta.snapshots import SnapshotRecord
-from kvstore.proto.admin_pb2 import AccessResponse, ClusterReport, SlowLogResponse, TransactionsResponse
+from kvstore.proto.admin_pb2 import AccessResponse, ClientsReport, ClusterReport, SlowLogResponse, TransactionsResponse
 from kvstore.proto.data_pb2 import PinsResponse
 from kvstore.rpc.http.messages import HttpRequest, HttpResponse, text_response
-from kvstore.server.redis.session import ShownClient
 from kvstore.server.status.ledger_survey import LedgerSurvey
 from kvstore.server.status.surveyor import Surveyor
 from kvstore.server.ui import local, subjects
@@ -33,10 +32,6 @@ class NodeDetails:
     pins: Callable[[PartitionId], Awaitable[PinsResponse]]
     access: Callable[[], Awaitable[AccessResponse]]
     snapshots: Callable[[], Awaitable[Sequence[tuple[str, SnapshotRecord]]]]
-    transactions: Callable[[], TransactionsResponse]
-    clients: Callable[[int], Sequence[ShownClient]]
-    statistics: Callable[[], Mapping[str, Any]]
-    """The statistics of the node's server."""
     slow: Callable[[], SlowLogResponse]
     audited: Callable[[], Sequence[Mapping[str, object]]]
     """The last lines of the audit log, oldest first."""
@@ -110,18 +105,20 @@ class DetailPages:
             return text_response(f"503: {error}\n", 503, HEADERS)
 
     async def _clients(self, _: HttpRequest) -> HttpResponse:
-        shown = self._details.clients(local.ROWS_MAX + 1)
-        return await self._local("clients", local.clients_page(shown, self._details.statistics()))
+        found, silent = await self._surveyor.details_of_all(local.CLIENTS, ClientsReport)
+        return self._html("clients", {**local.clients_page(found, silent), "server": self._surveyor.own().id})
 
     async def _transactions(self, _: HttpRequest) -> HttpResponse:
-        return await self._local("transactions", local.transactions_page(self._details.transactions()))
+        found, silent = await self._surveyor.details_of_all(local.TRANSACTIONS, TransactionsResponse)
+        page = local.transactions_page(await self._surveyor.take(), found, silent)
+        return self._html("transactions", page)
 
     async def _slow(self, _: HttpRequest) -> HttpResponse:
         return await self._local("slow", local.slow_page(self._details.slow()))
 
     async def _snapshots(self, _: HttpRequest) -> HttpResponse:
         report, records = await self._surveyor.take(), await self._read(self._details.snapshots)
-        return self._html("snapshots", {**local.snapshots_page(records, report.date_ms), "server": report.server})
+        return self._html("snapshots", local.snapshots_page(report, records))
 
     async def _users(self, _: HttpRequest) -> HttpResponse:
         found, report = await self._read(self._details.access), await self._surveyor.take()

@@ -20,7 +20,7 @@ from kvstore.server.routing.ask import ask_session
 from kvstore.server.routing.backend import Backend
 from kvstore.server.routing.scan_slots import ScanSlots
 from kvstore.server.ui import keys
-from kvstore.server.ui.pages import HEADERS, Pages
+from kvstore.server.ui.pages import HEADERS, MENU, Pages
 
 READ_S = 5.0
 """Time within which the partitions must answer."""
@@ -66,8 +66,8 @@ class KeyPages:
         try:
             found = await self._read(request, identity, prefix, keys.PAGE_KEYS)
         except PermissionDenied as error:
-            return self._html(keys.refused_page(prefix, str(error), identity.read), 403)
-        return self._html(keys.keys_page(prefix, found, self._clock.date_ms()))
+            return self._html(identity, keys.refused_page(prefix, str(error), identity.read), 403)
+        return self._html(identity, keys.keys_page(prefix, found, self._clock.date_ms()))
 
     async def _sessions(self, request: HttpRequest, identity: UserIdentity) -> HttpResponse:
         tag = keys.bytes_parameter(request.target, "tag")
@@ -76,8 +76,8 @@ class KeyPages:
             found = await self._read(request, identity, prefix, keys.COORDINATION_KEYS)
         except PermissionDenied as error:
             page = keys.sessions_page(tag, kv_pb2.PageResponse(), 0)
-            return self._html({**page, "tables": [], "refusal": str(error)}, 403)
-        return self._html(keys.sessions_page(tag, found, self._clock.date_ms()))
+            return self._html(identity, {**page, "tables": [], "refusal": str(error)}, 403)
+        return self._html(identity, keys.sessions_page(tag, found, self._clock.date_ms()))
 
     async def _key(self, request: HttpRequest, identity: UserIdentity) -> HttpResponse:
         key = keys.bytes_parameter(request.target, "key")
@@ -87,10 +87,11 @@ class KeyPages:
         try:
             found = await ask_session(backend, Get(key))
         except PermissionDenied as error:
-            return self._html(keys.refused_page(b"", str(error), identity.read), 403)
+            return self._html(identity, keys.refused_page(b"", str(error), identity.read), 403)
         record = None if found is None else Record(*found)  # a plain tuple if another node leads the partition
         page = keys.key_page(key, record, request.parameter("form"), self._clock.date_ms())
-        return self._html(page, 404 if record is None else 200)
+        page["facts"] += keys.place_of(key, self._backend.topology, is_linked=self._may_open(identity, "/ui/partition"))
+        return self._html(identity, page, 404 if record is None else 200)
 
     async def _read(
         self, request: HttpRequest, identity: UserIdentity, prefix: bytes, limit: int
@@ -101,5 +102,9 @@ class KeyPages:
         async with self._scans.place(identity.name) as place:
             return await one_page(backend, partial(ask_session, backend), self._clock, asked, place)
 
-    def _html(self, page: Mapping[str, Any], status: int = 200) -> HttpResponse:
-        return self._pages.html("keys.html", {"server": self._server, **page}, status=status)
+    def _may_open(self, identity: UserIdentity, path: str) -> bool:
+        return self._authenticator.may_open(identity, path)
+
+    def _html(self, identity: UserIdentity, page: Mapping[str, Any], status: int = 200) -> HttpResponse:
+        menu = [(path, label) for path, label in MENU if self._may_open(identity, path)]
+        return self._pages.html("keys.html", {"server": self._server, "menu": menu, **page}, status=status)

@@ -13,6 +13,7 @@ from kvstore.coordination_keys import LEADER, LOCK, MEMBER, SESSION, is_coordina
 from kvstore.partition.state.commands import Record
 from kvstore.proto.kv_pb2 import PageResponse
 from kvstore.rpc.http.messages import path_and_query
+from kvstore.server.routing.backend import Topology
 from kvstore.server.status.sizes import count, size
 from kvstore.server.ui.cells import Cell, Fact, page_path, table
 from kvstore.server.ui.words import date, text_of, when
@@ -91,6 +92,16 @@ def key_page(key: bytes, record: Record | None, form: str, now_ms: int) -> dict[
     return {**page, "form": form, "value": shown, "note": note}
 
 
+def place_of(key: bytes, topology: Topology, *, is_linked: bool) -> list[Fact]:
+    """Return the partition that owns a key, and its leader, as facts. With `is_linked` they link to their pages."""
+    partition = topology.ring.partition_of(key)
+    leader, _ = topology.leaders.get(partition, ("", 0))
+    return [
+        Fact("partition", partition, link=page_path("partition", id=partition) if is_linked else ""),
+        Fact("leader", leader or "none", link=page_path("node", id=leader) if is_linked and leader else ""),
+    ]
+
+
 def form_of(value: bytes) -> str:
     """Return the form in which a value is most readable."""
     if len(value) <= VALUE_BYTES_MAX and value[:1] in (b"{", b"["):
@@ -143,8 +154,11 @@ def sessions_page(tag: bytes, found: PageResponse, now_ms: int) -> dict[str, Any
         ]
         for key, record in pairs
     ]
-    note = f"{count(len(rows), 'key')} of sessions, locks, elections, groups, barriers and queues among "
-    note += f"{count(len(found.keys), 'key')} that were read. The token of a lock is its fencing token."
+    if found.keys:
+        note = f"{count(len(rows), 'key')} of sessions, locks, elections, groups, barriers and queues among "
+        note += f"{count(len(found.keys), 'key')} that were read. The token of a lock is its fencing token."
+    else:
+        note = "No session is open here. The Python clients open sessions (docs/how-to/coordinate-processes.md)."
     page: dict[str, Any] = {
         "page": "sessions",
         "title": f"Sessions and locks of {text_of(tag)}" if tag else "Sessions and locks",

@@ -1,5 +1,5 @@
-"""The pages of what one node keeps itself: its clients, its transactions, its slow operations, its audit entries; and
-those of users and snapshots. Decides only."""
+"""The pages of what servers keep themselves: the clients and the transactions of all of them, the slow operations and
+the audit entries of one; and the pages of users and snapshots. Decides only."""
 
 from __future__ import annotations
 
@@ -7,83 +7,169 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kvstore.meta.snapshots import SnapshotRecord
-from kvstore.proto.admin_pb2 import AccessGrant, AccessResponse, SlowLogResponse, SlowOperation, TransactionsResponse
+from kvstore.proto.admin_pb2 import (
+    AccessGrant,
+    AccessResponse,
+    ClientsReport,
+    ClusterReport,
+    SlowLogResponse,
+    SlowOperation,
+    StandingDecision,
+    StandingIntent,
+    TransactionsResponse,
+)
 from kvstore.server.redis.session import ShownClient
-from kvstore.server.status.sizes import count, size
+from kvstore.server.status.sizes import count, size, span
 from kvstore.server.ui.cells import Cell, page_path, table
-from kvstore.server.ui.words import date, key, span, when
+from kvstore.server.ui.subjects import of_cluster
+from kvstore.server.ui.view import findings_of
+from kvstore.server.ui.words import date, key, when
 
 ROWS_MAX = 500
 """Maximum number of rows in a table of these pages."""
 
 
-CLIENT_COLUMNS = ("connection", "address", "name", "user", "library", "protocol")
+CLIENTS, TRANSACTIONS = "clients", "transactions"
+"""The methods by which each server reports its part of the pages about all servers (Surveyor.details)."""
+CLIENT_COLUMNS = ("node", "connection", "address", "name", "user", "library", "protocol")
 CLIENT_COUNTS = {
-    "resp_connections": "Redis connection",
-    "session_streams": "Python client",
-    "http_requests": "HTTP request",
-    "http_watches": "HTTP watch stream",
+    "resp_connections": "Redis connections",
+    "session_streams": "Python clients",
+    "http_requests": "HTTP requests",
+    "http_watches": "HTTP watch streams",
 }
 
 
-def clients_page(clients: Sequence[ShownClient], numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the context of the page of clients. `numbers` are the statistics of the server."""
-    counts = [count(numbers[name], label) for name, label in CLIENT_COUNTS.items() if name in numbers]
+def clients_report(clients: Iterable[ShownClient], statistics: Mapping[str, Any]) -> ClientsReport:
+    """Return the clients of this node. `statistics` are those of its server."""
+    report = ClientsReport(counts={name: int(statistics.get(name, 0)) for name in CLIENT_COUNTS})
+    for each in clients:
+        report.connections.add(**each._asdict())
+    return report
+
+
+def clients_page(found: Mapping[str, ClientsReport], silent: Mapping[str, str]) -> dict[str, Any]:
+    """Return the context of the page of clients: of what each server reports, and why others do not."""
+    counts = [
+        [_node(node), *(Cell(f"{report.counts[name]:,}", "n") for name in CLIENT_COUNTS)]
+        for node, report in found.items()
+    ]
     rows = [
         [
+            _node(node),
             Cell(str(each.id)),
             Cell(each.address),
-            Cell(key(each.name) or "none"),
+            Cell(key(each.name) or "none", "wrap"),
             Cell(each.user or "none"),
-            Cell(key(each.library) or "unknown"),
+            Cell(key(each.library) or "unknown", "wrap"),
             Cell(f"RESP{each.protocol}"),
         ]
-        for each in clients[:ROWS_MAX]
+        for node, report in found.items()
+        for each in report.connections
     ]
-    note = "; ".join(counts)
-    note += f". The first {ROWS_MAX} connections are shown." if len(clients) > ROWS_MAX else "."
-    shown = table("clients", "Connections to the Redis port", CLIENT_COLUMNS, rows, note)
-    return {"title": "Clients", "own": "Clients", "tables": [shown]}
+    note = "" if rows else "No client is connected to the Redis port."
+    if len(rows) > ROWS_MAX:
+        note = f"The first {ROWS_MAX} connections are shown."
+    return {
+        "title": "Clients",
+        "tables": [
+            table("counts", "Clients by node", ("node", *CLIENT_COUNTS.values()), counts, _unknown(silent)),
+            table("clients", "Connections to the Redis port", CLIENT_COLUMNS, rows[:ROWS_MAX], note),
+        ],
+    }
 
 
-INTENT_COLUMNS = ("partition", "key", "home", "transaction", "kind", "age")
-DECISION_COLUMNS = ("partition", "home key", "transaction", "keys elsewhere", "age")
+def _node(id_: str) -> Cell:
+    return Cell(id_, link=page_path("node", id=id_))
 
 
-def transactions_page(found: TransactionsResponse) -> dict[str, Any]:
-    """Return the context of the page of transactions."""
-    led = [each for each in found.replicas if each.is_leader]
+def _unknown(silent: Mapping[str, str]) -> str:
+    """Return a sentence about each server that reports nothing."""
+    return " ".join(f"{server} is not included: {why}." for server, why in silent.items())
+
+
+HANGING = ("transaction_hangs", "decision_not_delivered")
+"""The codes of findings about transactions."""
+INTENT_COLUMNS = ("partition", "leader", "key", "home", "transaction", "kind", "age")
+DECISION_COLUMNS = ("partition", "leader", "home key", "transaction", "keys elsewhere", "age")
+
+
+def oldest_of(found: TransactionsResponse) -> TransactionsResponse:
+    """Return the oldest intents and decisions of each partition that this node leads, at most ROWS_MAX of each."""
+    shown = TransactionsResponse()
+    for replica in found.replicas:
+        if replica.is_leader:
+            kept = shown.replicas.add(partition=replica.partition, is_leader=True, sequence=replica.sequence)
+            kept.intents.extend(sorted(replica.intents, key=_youth)[:ROWS_MAX])
+            kept.decisions.extend(sorted(replica.decisions, key=_youth)[:ROWS_MAX])
+    return shown
+
+
+def _youth(standing: StandingIntent | StandingDecision) -> float:
+    return -standing.age_s
+
+
+def transactions_page(
+    report: ClusterReport, found: Mapping[str, TransactionsResponse], silent: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the context of the page of transactions: of what each leader reports, and why other servers do not."""
+    led = [(node, replica) for node, response in found.items() for replica in response.replicas if replica.is_leader]
     intents = [
+        (each, [_partition(replica.partition), _node(node)]) for node, replica in led for each in replica.intents
+    ]
+    decisions = [
+        (each, [_partition(replica.partition), _node(node)]) for node, replica in led for each in replica.decisions
+    ]
+    intent_rows = [
         [
-            Cell(replica.partition, link=page_path("partition", id=replica.partition)),
-            Cell(key(each.key), "wrap"),
-            Cell(each.home),
+            *place,
+            _key(each.key),
+            _partition(each.home),
             Cell(each.attempt),
             Cell("writes" if each.is_exclusive else "reads"),
             Cell(span(each.age_s), "n"),
         ]
-        for replica in led
-        for each in replica.intents
+        for each, place in sorted(intents, key=lambda row: _youth(row[0]))[:ROWS_MAX]
     ]
-    decisions = [
-        [
-            Cell(replica.partition, link=page_path("partition", id=replica.partition)),
-            Cell(key(each.home_key)),
-            Cell(each.attempt),
-            Cell(f"{len(each.keys):,}", "n"),
-            Cell(span(each.age_s), "n"),
-        ]
-        for replica in led
-        for each in replica.decisions
+    decision_rows = [
+        [*place, _key(each.home_key), Cell(each.attempt), Cell(f"{len(each.keys):,}", "n"), Cell(span(each.age_s), "n")]
+        for each, place in sorted(decisions, key=lambda row: _youth(row[0]))[:ROWS_MAX]
     ]
+    held = _bounded(sum(each.lead.intents for each in report.partitions), len(intent_rows), "intent")
+    undelivered = _bounded(sum(each.lead.decisions for each in report.partitions), len(decision_rows), "decision")
+    explained = "Most last for milliseconds. The home of an intent decides whether its transaction commits."
+    unknown = f" {_unknown(silent)}" if silent else ""
     return {
         "title": "Transactions",
-        "own": "Transactions in the partitions",
+        **of_cluster(report),
+        "findings": [each for each in findings_of(report) if each["code"] in HANGING],
         "tables": [
-            _bounded("intents", "Keys that transactions hold", INTENT_COLUMNS, intents, "intent"),
-            _bounded("decisions", "Commits that are not known everywhere", DECISION_COLUMNS, decisions, "decision"),
+            table(
+                *("intents", "Keys that transactions hold", INTENT_COLUMNS),
+                intent_rows,
+                f"{held} {explained}{unknown}",
+            ),
+            table(
+                *("decisions", "Commits that are not known everywhere", DECISION_COLUMNS),
+                decision_rows,
+                f"{undelivered}{unknown}",
+            ),
         ],
     }
+
+
+def _partition(id_: str) -> Cell:
+    return Cell(id_, link=page_path("partition", id=id_))
+
+
+def _key(raw: bytes) -> Cell:
+    return Cell(key(raw), "wrap", link=page_path("key", key=raw))
+
+
+def _bounded(number: int, shown: int, noun: str) -> str:
+    """Return the number of things in the whole cluster. The leaders count them a moment before they list them."""
+    most = count(max(number, shown), noun)
+    return f"{most}, of which the oldest {shown} are shown." if shown == ROWS_MAX else f"{most}."
 
 
 SLOW_COLUMNS = ("time", "where", "operation", "key's hash", "partition", "took", "of it", "operations", "no processor")
@@ -123,18 +209,18 @@ def _slow(operation: SlowOperation) -> list[Cell]:
 SNAPSHOT_COLUMNS = ("snapshot", "kind", "begun", "age", "took", "rows", "size", "directory")
 
 
-def snapshots_page(records: Sequence[tuple[str, SnapshotRecord]] | str, date_ms: int) -> dict[str, Any]:
+def snapshots_page(report: ClusterReport, records: Sequence[tuple[str, SnapshotRecord]] | str) -> dict[str, Any]:
     """Return the context of the page of snapshots. Instead of the snapshots there may be a reason why they are
     unknown."""
+    page = {"title": "Snapshots", **of_cluster(report), "findings": findings_of(report, "snapshots")}
     if isinstance(records, str):
-        unknown = table("snapshots", "Snapshots", SNAPSHOT_COLUMNS, [], f"Unknown: {records}")
-        return {"title": "Snapshots", "tables": [unknown]}
+        return {**page, "tables": [table("snapshots", "Snapshots", SNAPSHOT_COLUMNS, [], f"Unknown: {records}")]}
     rows = [
         [
             Cell(name),
             Cell(each.kind if each.parent is None else f"{each.kind}, after {each.parent}"),
             Cell(date(each.started_ms)),
-            Cell(span(max(0, date_ms - each.started_ms) / 1000), "n"),
+            Cell(span(max(0, report.date_ms - each.started_ms) / 1000), "n"),
             Cell(span((each.ended_ms - each.started_ms) / 1000), "n"),
             Cell(f"{each.rows:,}", "n"),
             Cell(size(each.size_bytes), "n"),
@@ -146,9 +232,11 @@ def snapshots_page(records: Sequence[tuple[str, SnapshotRecord]] | str, date_ms:
         f"The cluster knows {count(len(rows), 'snapshot')}, the newest first. A snapshot whose files were deleted "
         "may still be listed: `kvstore snapshot list DIRECTORY` reads the files."
         if rows
-        else "The cluster knows no snapshot. Take one with `kvstore snapshot create`."
+        else "The cluster knows no snapshot. Take one with `kvstore snapshot create --to DIRECTORY`."
     )
-    return {"title": "Snapshots", "tables": [table("snapshots", "Snapshots", SNAPSHOT_COLUMNS, rows, note)]}
+    limit_s = report.snapshot_age_max_s
+    limit = f"The last should be at most {span(limit_s)} old." if limit_s else "No node limits its age."
+    return {**page, "tables": [table("snapshots", "Snapshots", SNAPSHOT_COLUMNS, rows, f"{note} {limit}")]}
 
 
 def users_page(found: AccessResponse | str, audited: Iterable[Mapping[str, Any]], date_ms: int) -> dict[str, Any]:
@@ -196,9 +284,3 @@ def _audit(audited: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     entries = "1 entry" if len(rows) == 1 else f"{len(rows):,} entries"
     note = f"{entries} since this node's start, the newest first. The file of the audit log has all."
     return table("audit", "Audit log of this node", AUDIT_COLUMNS, rows, note)
-
-
-def _bounded(name: str, title: str, columns: Sequence[str], rows: list[list[Cell]], noun: str) -> dict[str, Any]:
-    note = f"{count(len(rows), noun)} in the partitions that this node leads"
-    note += f"; the first {ROWS_MAX} are shown." if len(rows) > ROWS_MAX else "."
-    return table(name, title, columns, rows[:ROWS_MAX], note)

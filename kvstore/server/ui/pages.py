@@ -36,15 +36,16 @@ DETAILS = ("ledgers", "partition", "bookie", "clients", "transactions", "snapsho
 KEYS = ("keys", "key", "sessions")
 """The pages of kvstore.server.ui.key_pages, below /ui/."""
 MENU = (
-    ("keys", "Keys"),
-    ("sessions", "Sessions and locks"),
-    ("clients", "Clients"),
-    ("transactions", "Transactions"),
-    ("snapshots", "Snapshots"),
-    ("slow", "Slow log"),
-    ("users", "Users and audit log"),
+    ("/ui", "Cluster"),
+    ("/ui/keys", "Keys"),
+    ("/ui/sessions", "Sessions and locks"),
+    ("/ui/clients", "Clients"),
+    ("/ui/transactions", "Transactions"),
+    ("/ui/snapshots", "Snapshots"),
+    ("/ui/slow", "Slow log"),
+    ("/ui/users", "Users and audit log"),
 )
-"""The pages that every page links to, with their labels."""
+"""The pages that every page links to if its viewer may open them, with their labels."""
 
 
 class Pages:
@@ -60,11 +61,10 @@ class Pages:
             trim_blocks=True,
         )
         self._templates.filters["parts"] = parts
-        self._templates.globals["menu"] = MENU
 
     def html(self, name: str, context: Mapping[str, Any], *, status: int = 200) -> HttpResponse:
         """Return the page that a template makes of `context`."""
-        text = self._templates.get_template(name).render({"page": "", "server": "", **context})
+        text = self._templates.get_template(name).render({"page": "", "server": "", "menu": MENU, **context})
         return HttpResponse(status, text.encode(), HEADERS, "text/html; charset=utf-8")
 
     def file(self, name: str) -> HttpResponse:

@@ -7,8 +7,8 @@ from typing import Any
 
 from kvstore.proto.admin_pb2 import ClusterReport
 from kvstore.server.status.health import to_serve
-from kvstore.server.status.sizes import count
-from kvstore.server.ui.words import rate, span
+from kvstore.server.status.sizes import count, span
+from kvstore.server.ui.words import rate
 
 COLOURS = 8
 LOAD_WIDTH_MAX = 22.0

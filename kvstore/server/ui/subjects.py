@@ -19,7 +19,7 @@ from kvstore.proto.admin_pb2 import (
 )
 from kvstore.proto.data_pb2 import PinsResponse, PinStatus
 from kvstore.server.status import health
-from kvstore.server.status.sizes import count, size
+from kvstore.server.status.sizes import count, size, span
 from kvstore.server.ui.cells import Cell, Fact, page_path, table
 from kvstore.server.ui.ledgers import COLUMNS as LEDGER_COLUMNS
 from kvstore.server.ui.ledgers import row_of
@@ -38,13 +38,13 @@ from kvstore.server.ui.view import (
     state_of,
     verdict_of,
 )
-from kvstore.server.ui.words import rate, span, when
+from kvstore.server.ui.words import rate, when
 
 LEDGERS_SHOWN = 10
 """Number of ledgers on the page of a partition: the newest ones."""
 
 
-def _of_cluster(report: ClusterReport) -> dict[str, str]:
+def of_cluster(report: ClusterReport) -> dict[str, str]:
     """Return what a page about a part of the cluster shows of the whole."""
     grade = Grade.Name(report.health.grade)
     return {"server": report.server, "grade": grade, "verdict": "" if grade == "HEALTHY" else verdict_of(report)}
@@ -70,7 +70,7 @@ def node_page(report: ClusterReport, node: NodeView) -> dict[str, Any]:
         ]
     return {
         "title": f"Node {node.id}",
-        **_of_cluster(report),
+        **of_cluster(report),
         "facts": list(_node_facts(report, node)),
         "findings": findings_of(report, f"node {node.id}"),
         "tables": [each for each in tables if each["rows"]],
@@ -153,7 +153,7 @@ def partition_page(
     hot = hot_keys([partition])
     return {
         "title": f"Partition {partition.id}",
-        **_of_cluster(report),
+        **of_cluster(report),
         "facts": list(_partition_facts(partition)),
         "findings": findings_of(_alone(report, partition), f"partition {partition.id}"),
         "tables": [
@@ -226,7 +226,7 @@ def _pins(pins: PinsResponse | str, date_ms: int) -> dict[str, Any]:
         return table("pins", "Pins", PIN_COLUMNS, [], f"Unknown: {pins}")
     note = "Snapshots, readers of the change feed and moves pin the log, so that it is not trimmed."
     rows = [_pin(each, date_ms) for each in pins.pins]
-    return table("pins", "Pins", PIN_COLUMNS, rows, f"{note} Now there are {count(len(rows), 'pin')}.")
+    return table("pins", "Pins", PIN_COLUMNS, rows, f"{note} {count(len(rows), 'pin')} now.")
 
 
 def _pin(pin: PinStatus, date_ms: int) -> list[Cell]:
@@ -253,7 +253,7 @@ def bookie_page(report: ClusterReport, bookie: BookieReport) -> dict[str, Any]:
     ]
     return {
         "title": f"Bookie {bookie.id}",
-        **_of_cluster(report),
+        **of_cluster(report),
         "facts": list(_bookie_facts(bookie)),
         "findings": findings_of(report, f"bookie {bookie.id}")
         + (findings_of(report, f"node {bookie.node}") if bookie.no_answer else []),

@@ -22,12 +22,12 @@ from kvstore.proto.admin_pb2 import (
 from kvstore.proto.namespaces import KINDS, refusing, shares_of, warning_of
 from kvstore.server.status import health
 from kvstore.server.status.health import BEHIND_MAX, copies_of, is_scarce
-from kvstore.server.status.sizes import count, size
+from kvstore.server.status.sizes import count, size, span
 from kvstore.server.ui.cells import Cell, page_path, table
 from kvstore.server.ui.charts import PERIODS
 from kvstore.server.ui.history import lag_of
 from kvstore.server.ui.picture import ring_of
-from kvstore.server.ui.words import date, key, rate, share, span, took
+from kvstore.server.ui.words import date, key, rate, share, took
 
 HOT_KEYS_MAX = 10
 SUBJECTS = ("node", "partition", "bookie")
@@ -75,6 +75,7 @@ def findings_of(report: ClusterReport, subject: str = "") -> list[dict[str, str]
     return [
         {
             "subject": each.subject,
+            "code": each.code,
             "reason": each.reason,
             "next_step": each.next_step or "wait",
             "tone": "bad" if each.grade == DOWN else "warn",
@@ -92,6 +93,8 @@ def _page_about(subject: str) -> str:
     id_ = rest.partition(" ")[0]
     if kind == "partitions":
         return "/ui#partitions"
+    if kind == "snapshots":
+        return page_path(kind)
     return page_path(kind, id=id_) if kind in SUBJECTS and id_ else ""
 
 
@@ -213,7 +216,7 @@ def _partition(partition: PartitionView) -> list[Cell]:
     return [
         Cell(partition.id, link=page_path("partition", id=partition.id)),
         Cell(state, tone),
-        Cell(partition.leader or "none", "" if partition.leader or tone == "good" else "bad"),
+        _leader(partition, "" if partition.leader or tone == "good" else "bad"),
         Cell(_operations(partition), "n", live=f"load {partition.id}"),
         Cell(f"{partition.share:.1%}", "n"),
         Cell(f"{partition.keys:,}", "n"),
@@ -225,6 +228,11 @@ def _partition(partition: PartitionView) -> list[Cell]:
         Cell(kept if is_known else "?"),
         _replicas(partition),
     ]
+
+
+def _leader(partition: PartitionView, tone: str) -> Cell:
+    leader = partition.leader
+    return Cell(leader or "none", tone, link=page_path("node", id=leader) if leader else "")
 
 
 def _operations(partition: PartitionView) -> str:

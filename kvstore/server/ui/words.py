@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from kvstore.server.status.sizes import span
+
 KEY_LENGTH_MAX, TEXT_LENGTH_MAX = 60, 200
 
 
@@ -11,13 +13,6 @@ def rate(per_s: float) -> str:
     if 0 < per_s < 0.05:
         return "<0.1/s"
     return f"{per_s:,.0f}/s" if per_s >= 10 or not per_s else f"{per_s:.1f}/s"
-
-
-def span(seconds: float) -> str:
-    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def took(seconds: float) -> str:

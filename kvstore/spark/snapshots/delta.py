@@ -128,7 +128,7 @@ def _write(
     types: Types,
 ) -> None:
     rows = pa.RecordBatchReader.from_batches(_schema(types), _batches(store, manifest, done, types))
-    deltalake.write_deltalake(table, rows, mode=mode, commit_properties=_said(deltalake, manifest))
+    deltalake.write_deltalake(table, rows, mode=mode, commit_properties=_commit_properties(deltalake, manifest))
 
 
 def _merge(
@@ -151,7 +151,7 @@ def _merge(
             predicate="old.key = new.key",
             source_alias="new",
             target_alias="old",
-            commit_properties=_said(deltalake, manifest),
+            commit_properties=_commit_properties(deltalake, manifest),
         )
         .when_matched_delete(predicate="new.value IS NULL")
         .when_matched_update_all()
@@ -160,9 +160,9 @@ def _merge(
     )
 
 
-def _said(deltalake: Any, manifest: Manifest) -> Any:
-    said = {SNAPSHOT: manifest.id, CLUSTER: manifest.cluster, UNTIL: str(complete_until_ms(manifest))}
-    return deltalake.CommitProperties(custom_metadata=said)
+def _commit_properties(deltalake: Any, manifest: Manifest) -> Any:
+    metadata = {SNAPSHOT: manifest.id, CLUSTER: manifest.cluster, UNTIL: str(complete_until_ms(manifest))}
+    return deltalake.CommitProperties(custom_metadata=metadata)
 
 
 def _schema(types: Types) -> pa.Schema:

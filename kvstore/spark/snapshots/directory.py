@@ -24,7 +24,7 @@ from pathlib import Path
 from kvstore.env.files.private import FILE_MODE, FOLDER_MODE, private_opener
 from kvstore.env.files.write_trial import nearest, write_fault
 from kvstore.errors import ConfigError, Corrupted, Unavailable
-from kvstore.os_errors import is_no_room, reason_of
+from kvstore.os_errors import is_no_space, reason_of
 from kvstore.places import local_path
 from kvstore.spark.snapshots import manifest as manifests
 from kvstore.spark.snapshots.chains import chain_of
@@ -65,7 +65,7 @@ class DirectoryStore(SnapshotStore):
         if not place.is_dir():
             raise ConfigError(f"{place} is not a directory; pass a directory to --to, or the name of a new one")
         if fault := write_fault(self.root):
-            raise _no_room(place, OSError(fault.errno, fault.reason)) if fault.is_full else ConfigError(str(fault))
+            raise _no_space(place, OSError(fault.errno, fault.reason)) if fault.is_full else ConfigError(str(fault))
 
     def begin(self) -> None:
         self.root.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
@@ -257,12 +257,12 @@ def explaining_full_disk(path: Location) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if not is_no_room(error):
+        if not is_no_space(error):
             raise
-        raise _no_room(path, error) from None
+        raise _no_space(path, error) from None
 
 
-def _no_room(path: Location, error: OSError) -> ConfigError:
+def _no_space(path: Location, error: OSError) -> ConfigError:
     why = reason_of(error, str(path), has_inodes=_has_inodes(path))
     return ConfigError(f"{why}; free space there and run the same command again to continue")
 

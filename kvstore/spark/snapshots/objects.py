@@ -332,16 +332,16 @@ class LockHeartbeat:
     def or_none(cls, folder: RemotePath) -> LockHeartbeat | None:
         """Take the lock of a folder. Returns None if another driver is alive; finding that out takes up to LEASE_S
         seconds."""
-        number, said = _last_of(folder)
+        number, content = _last_of(folder)
         over = time.monotonic() + LEASE_S
         while number and time.monotonic() < over:
-            if _is_given_back(said):
+            if _is_given_back(content):
                 break
             time.sleep(min(COUNT_S, LEASE_S) / 2)
-            if _last_of(folder) != (number, said):
+            if _last_of(folder) != (number, content):
                 return None
         lease = cls(folder, number + 1)
-        if not lease._place.create(lease._said()):
+        if not lease._place.create(lease._content()):
             return None
         lease._thread.start()
         return lease
@@ -350,7 +350,7 @@ class LockHeartbeat:
     def _place(self) -> RemotePath:
         return self._folder / f"{LOCK}{self._number:06d}"
 
-    def _said(self) -> bytes:
+    def _content(self) -> bytes:
         return json.dumps({"owner": self._owner, "count": self._count}).encode()
 
     def is_held(self) -> bool:
@@ -375,7 +375,7 @@ class LockHeartbeat:
                 if not self.is_held():
                     self._lost = True
                     return
-                self._place.write(self._said())
+                self._place.write(self._content())
             except (OSError, StoreError) as error:
                 log.warning("folder=%s cannot write that this driver is alive: %s", self._folder, error)
 
@@ -393,8 +393,8 @@ class LockHeartbeat:
             log.info("folder=%s its lock expires on its own: %s", self._folder, error)
 
 
-def _is_given_back(said: bytes) -> bool:
-    return said == b"{}"
+def _is_given_back(content: bytes) -> bool:
+    return content == b"{}"
 
 
 def _last_of(folder: RemotePath) -> tuple[int, bytes]:

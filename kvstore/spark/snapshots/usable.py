@@ -10,14 +10,14 @@ from kvstore.spark.snapshots.manifest import Manifest
 from kvstore.spark.snapshots.store import SnapshotStore
 from kvstore.spark.snapshots.stored import StoredFile
 
-LOOKS_AT_ONCE = 8
+CHECKS_AT_ONCE = 8
 """Number of files whose sizes are requested at a time. At a URL, each size costs a request."""
 
 
 def stored_files(store: SnapshotStore, manifest: Manifest) -> list[StoredFile]:
     """Return the files of a snapshot. Raises Corrupted if one is missing, has another size or is not a regular file."""
     found = [StoredFile(store.folder(manifest.id) / file.path, file) for file in manifest.files]
-    with ThreadPoolExecutor(LOOKS_AT_ONCE, "stored") as threads:
+    with ThreadPoolExecutor(CHECKS_AT_ONCE, "stored") as threads:
         list(threads.map(StoredFile.check, found))
     return found
 

@@ -102,10 +102,10 @@ class _Check:
         self._rows += batch.num_rows
         self._deletes += batch["value"].null_count
         if pc.any(pc.not_equal(batch["partition"], self._file.partition)).as_py():
-            self._say("has rows of another partition")
+            self._add_problem("has rows of another partition")
         low, high = pc.min_max(batch["version"]).as_py().values()
         if low < self._file.min_version or high > self._file.max_version or high > self._place.sequence:
-            self._say(f"has versions from {low} to {high}, but its position is {self._place.sequence}")
+            self._add_problem(f"has versions from {low} to {high}, but its position is {self._place.sequence}")
         if self._kind is SnapshotKind.FULL or self._file.is_of_intents:
             self._add_records(batch["key"].to_pylist())
         else:
@@ -118,11 +118,11 @@ class _Check:
         if isinstance(self._before, tuple):
             places.insert(0, self._before)
         if any(before >= after for before, after in pairwise(places)):
-            self._say("has records out of order or duplicated")
+            self._add_problem("has records out of order or duplicated")
         numbers = np.array(tokens, np.int64)
         at = np.searchsorted(self._firsts, numbers, "right") - 1
         if not len(self._firsts) or (at < 0).any() or (numbers > self._lasts[at]).any():
-            self._say("has records that the partition did not own")
+            self._add_problem("has records that the partition did not own")
         self._before = places[-1]
         self._first = tokens[0] if self._first is None else self._first
         self._last = tokens[-1]
@@ -132,21 +132,21 @@ class _Check:
         if isinstance(self._before, int):
             sequences.insert(0, self._before)
         if any(before >= after for before, after in pairwise(sequences)):
-            self._say("has changes out of order or duplicated")
+            self._add_problem("has changes out of order or duplicated")
         self._first = sequences[0] if self._first is None else self._first
         self._before = self._last = sequences[-1]
 
-    def _say(self, what: str) -> None:
+    def _add_problem(self, what: str) -> None:
         self._found[what] = None
 
     def problems(self) -> list[str]:
         if (self._rows, self._deletes) != (self._file.rows, self._file.deletes):
-            self._say(
+            self._add_problem(
                 f"has {self._rows} rows with {self._deletes} deletes, but the manifest states {self._file.rows} and "
                 f"{self._file.deletes}"
             )
         if self._kind is SnapshotKind.FULL and self._deletes:
-            self._say("has records without a value")
+            self._add_problem("has records without a value")
         return list(self._found)
 
 

@@ -135,7 +135,7 @@ class Work:
         for note in self.notes():
             piece = note.name.partition(".")[0]
             file = _noted_or_none(note)
-            if file is not None and piece not in found and self._is_whole(piece, file):
+            if file is not None and piece not in found and self._is_complete(piece, file):
                 found[piece] = file
         kept = {each.path for each in found.values()}
         for path in self._attempted():
@@ -143,7 +143,7 @@ class Work:
                 path.unlink(missing_ok=True)
         return found
 
-    def _is_whole(self, piece: str, file: DataFile) -> bool:
+    def _is_complete(self, piece: str, file: DataFile) -> bool:
         for path in (self.attempts / file.path, self._store.place_of(self.snapshot, piece, file)):
             try:
                 if sha256_of(StoredFile(path, file)) == file.sha256:

@@ -101,7 +101,7 @@ class Copier:
         try:
             round_at = self._ports.clock.now()
             while True:
-                await self._rest()
+                await self._pause()
                 self._wake.clear()
                 if self._ports.clock.now() - round_at >= ROUND_S:
                     round_at, self._complete, self._awaited = self._ports.clock.now(), set(), {}
@@ -111,7 +111,7 @@ class Copier:
         finally:
             self._ports.choice.forget(self)
 
-    async def _rest(self) -> None:
+    async def _pause(self) -> None:
         """Wait until a check is requested or due, or until a worker has repaired a ledger."""
         clock, awaited = self._ports.clock, self._awaited
         due_at = clock.now() + (RECHECK_S if self.lacking else ROUND_S)
@@ -177,24 +177,24 @@ class Copier:
         """Make the missing copies of the open ledger."""
         # A read-only bookie keeps its free space for fences (docs/protocol.md, B20).
         takers = self._ports.choice.writable
-        without_room: set[BookieId] = set()
+        without_space: set[BookieId] = set()
         lacking = set(bookies_of(metadata)).difference(there)
 
         def noticed(missing: list[Missing]) -> None:
             found = {each.bookie for each in missing}
             lacking.update(found)
             self.lacking[metadata.ledger] = frozenset(lacking)
-            without_room.update(found - takers)
+            without_space.update(found - takers)
 
         copying = self._copying(metadata)
         held = await copying.held_by_responsive(there)
         self.copied += await copying.fill(metadata, last, held, takers, noticed, may_refuse=there)
         if copying.refused:
             raise BookieError(f"{', '.join(sorted(copying.refused))} did not list their entries, or took no copies")
-        if len(there) == len(bookies_of(metadata)) and not without_room:
+        if len(there) == len(bookies_of(metadata)) and not without_space:
             self.lacking.pop(metadata.ledger, None)
         # All others have every entry by now.
-        incomplete = {bookie: each for bookie, each in held.items() if bookie in without_room}
+        incomplete = {bookie: each for bookie, each in held.items() if bookie in without_space}
         await self._judge_risk(metadata, last, there, incomplete)
 
     async def _check_closed(self, metadata: LedgerMetadata, there: list[BookieId], complete: set[LedgerId]) -> bool:

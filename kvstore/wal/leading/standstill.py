@@ -57,7 +57,7 @@ async def lose_stalled_log(
         if handle is None:
             return
         handle.update_spares()
-        for bookie in silences.poll(handle.ledger, handle.writer.owed_longest(), check_every_s):
+        for bookie in silences.poll(handle.ledger, handle.writer.oldest_outstanding(), check_every_s):
             handle.fail_silent(bookie, "no add of the ledger was answered")
         is_stalled = handle.writer.unconfirmed > 0 and handle.progress_at == seen_at
         # If the disks are full, no other leader could append either, and only a leader trims, which frees space.

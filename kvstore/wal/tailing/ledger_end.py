@@ -31,15 +31,15 @@ ASK_S = 0.1
 
 
 class LedgerEnd:
-    """The known last-add-confirmed of one ledger, and the entry after it if the last answer carried that entry. `tell`
-    is called when there may be something new."""
+    """The known last-add-confirmed of one ledger, and the entry after it if the last answer carried that entry.
+    `notify` is called when there may be something new."""
 
     def __init__(
-        self, reader: EntryReader, first: EntryId, *, ports: LedgerPorts, nursery: Nursery, tell: Callable[[], None]
+        self, reader: EntryReader, first: EntryId, *, ports: LedgerPorts, nursery: Nursery, notify: Callable[[], None]
     ) -> None:
         """Start with all entries before `first` confirmed."""
         self.lac = EntryId(first - 1)
-        self._reader, self._ports, self._nursery, self._notify = reader, ports, nursery, tell
+        self._reader, self._ports, self._nursery, self._notify = reader, ports, nursery, notify
         self._loop = asyncio.get_running_loop()
         self._choice = PollChoice()
         self._wanted = first
@@ -211,7 +211,7 @@ class LedgerEnd:
         waiting = {bookie for bookie in metadata.fragments[-1].ensemble if bookie not in lacs}
         late = self._loop.call_later(ASK_S, self._compare, lacs, waiting)
 
-        def said(bookie: BookieId, lac: EntryId | BookieError) -> None:
+        def on_lac(bookie: BookieId, lac: EntryId | BookieError) -> None:
             if bookie in waiting:
                 waiting.discard(bookie)
                 if not isinstance(lac, BookieError):
@@ -221,7 +221,7 @@ class LedgerEnd:
                     self._compare(lacs, waiting)
 
         for bookie in sorted(waiting):
-            self._ports.bookies.ask_lac(bookie, metadata.ledger, self._reader.digest, partial(said, bookie))
+            self._ports.bookies.ask_lac(bookie, metadata.ledger, self._reader.digest, partial(on_lac, bookie))
 
     def _compare(self, lacs: dict[BookieId, EntryId], waiting: set[BookieId]) -> None:
         """Compare the answers once all have arrived or the bookies in `waiting` are late. Later answers are ignored."""

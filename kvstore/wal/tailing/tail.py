@@ -40,7 +40,7 @@ PARALLEL_MAX = 8
 """Maximum number of concurrent reads from other nodes."""
 GIVEN_MAX = 16
 """Maximum number of entries passed to a taker in one turn of the event loop, which takes a few milliseconds."""
-REST_S = 0.01
+GATHER_S = 0.01
 """Batching delay: seconds after a taker received entries until it receives more. The delay ends early if GIVEN_MAX
 entries or many bytes are waiting, or if a caller requests them. The fixed cost of an entry is then paid once for all of
 them."""
@@ -132,24 +132,24 @@ class TailReader:
             self._news.notify()
         elif self._gathering is not None:
             if self._end.lac - self._next >= GIVEN_MAX - 1 or self._end.fresh.are_many:
-                self._end_rest()
+                self._end_gathering()
                 self._loop.call_soon(self._give)
         elif not self._is_giving:
             self._is_giving = True
-            rest_s = self._given_at + REST_S - self._loop.time()
-            if rest_s > 0:
-                self._gathering = self._loop.call_later(rest_s, self._give)
+            wait_s = self._given_at + GATHER_S - self._loop.time()
+            if wait_s > 0:
+                self._gathering = self._loop.call_later(wait_s, self._give)
             else:
                 self._loop.call_soon(self._give)
 
-    def _end_rest(self) -> None:
+    def _end_gathering(self) -> None:
         if self._gathering is not None:
             self._gathering.cancel()
             self._gathering = None
 
     def _give(self) -> None:
         """Pass the available entries to the taker. If that needs further requests, wake the waiting read."""
-        self._end_rest()
+        self._end_gathering()
         self._is_giving = False
         self._given_at = self._loop.time()
         taker = self._taker
@@ -178,7 +178,7 @@ class TailReader:
     async def close(self) -> None:
         """Stop reading and watching."""
         self._is_closed = True
-        self._end_rest()
+        self._end_gathering()
         self._on_close(self)
         if self._reader is not None:
             self._end.stop()
@@ -281,7 +281,7 @@ class TailReader:
         if self._reader is not None:
             self._end.stop()
         self._reader = EntryReader(metadata, self._ports.bookies, self._nursery, self._ports.choice.own)
-        self._end = LedgerEnd(self._reader, first, ports=self._ports, nursery=self._nursery, tell=self._notify)
+        self._end = LedgerEnd(self._reader, first, ports=self._ports, nursery=self._nursery, notify=self._notify)
         self._next = first
         if self._is_closed:  # closed meanwhile
             self._end.stop()

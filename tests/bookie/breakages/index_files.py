@@ -133,7 +133,7 @@ def _unlisted() -> None:
 
 @mutant("lets index files take the space of fences and of the next start")
 def _greedy() -> None:
-    replace(index_files.IndexFiles, "_need_room", lambda _original: lambda self, size: None)
+    replace(index_files.IndexFiles, "_require_space", lambda _original: lambda self, size: None)
 
 
 @mutant("treats a segment with one bad sector as entirely unreadable")

@@ -328,7 +328,7 @@ def test_answer_for_a_client_that_does_not_read_is_refused_if_too_large(
         statuses = [wire.decode_response(payload).status for payload in await peer.answers(100)]
         assert set(statuses) == {Status.OK, Status.TOO_MANY_REQUESTS}
 
-    monkeypatch.setattr(connection_limits, "UNREAD_TOGETHER_BYTES", 1 << 20)
+    monkeypatch.setattr(connection_limits, "UNREAD_TOTAL_BYTES", 1 << 20)
     serve(world, scenario)
 
 

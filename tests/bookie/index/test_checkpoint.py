@@ -16,8 +16,8 @@ from kvstore.bookie.index.checkpoint import (
     Checkpoint,
     LedgerPart,
     decode_checkpoint,
+    decode_complete,
     decode_list,
-    decode_whole,
     encode_checkpoint,
     encode_list,
     table_span,
@@ -150,7 +150,7 @@ def test_version_with_format_two_takes_format_three_for_damaged() -> None:
 
 
 def test_checkpoint_of_format_two_is_read() -> None:
-    found = decode_whole(FORMAT_2)
+    found = decode_complete(FORMAT_2)
     assert found is not None
     assert table_span(FORMAT_2[:HEADER_SIZE]) is None
     part, expected = found.ledgers[0], checkpoint()
@@ -162,8 +162,8 @@ def test_checkpoint_of_format_two_is_read() -> None:
     assert part.extents == expected.ledgers[0].extents
     for bit in range(8 * len(FORMAT_2)):
         if not 64 <= bit < 96:
-            assert decode_whole(flipped(FORMAT_2, bit)) is None, bit
-        elif (changed := decode_whole(flipped(FORMAT_2, bit))) is not None:
+            assert decode_complete(flipped(FORMAT_2, bit)) is None, bit
+        elif (changed := decode_complete(flipped(FORMAT_2, bit))) is not None:
             assert changed.format == 1, "in which the flag has the same meaning"
 
 
@@ -174,7 +174,7 @@ def test_checkpoint_of_format_one_contains_the_list() -> None:
     counted[at : at + 4] = pack(">I", 3)
     head = at + 4 * 5
     rest = bytes(counted[:head]) + pack(">3I", 1, 3, 4) + bytes(counted[head:])
-    found = decode_whole(b"kvs-indx" + pack(">II", 1, crc32c(rest)) + rest)
+    found = decode_complete(b"kvs-indx" + pack(">II", 1, crc32c(rest)) + rest)
     assert found is not None
     assert found.files == [1, 3, 4]
     assert [part.ledger for part in found.ledgers] == [7, 8]

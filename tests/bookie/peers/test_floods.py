@@ -99,7 +99,7 @@ def test_batches_for_a_client_that_does_not_read_are_refused_if_too_many(
         codes = [int.from_bytes(answer[4:8], "big") for answer in await peer.answers(200)]
         assert set(codes) == {0, 106}
 
-    monkeypatch.setattr(connection_limits, "UNREAD_TOGETHER_BYTES", 1 << 20)
+    monkeypatch.setattr(connection_limits, "UNREAD_TOTAL_BYTES", 1 << 20)
     serve(world, scenario)
 
 
@@ -142,7 +142,7 @@ def test_fencing_reads_are_answered_while_others_read_nothing(world: SimWorld, m
         answers = [wire.decode_response(payload) for payload in await recovering.answers(8)]
         assert {each.status for each in answers} == {Status.OK}
 
-    monkeypatch.setattr(connection_limits, "UNREAD_TOGETHER_BYTES", 1 << 20)
+    monkeypatch.setattr(connection_limits, "UNREAD_TOTAL_BYTES", 1 << 20)
     serve(world, scenario)
 
 
@@ -236,7 +236,7 @@ def test_connection_with_many_polls_gives_way_when_all_have_too_many(
         assert refused == 80
         assert served.service.polls == 0
 
-    monkeypatch.setattr(connection_limits, "POLLS_TOGETHER", 100)
+    monkeypatch.setattr(connection_limits, "POLLS_TOTAL_MAX", 100)
     monkeypatch.setattr(connection_limits, "POLLS_SURE", 10)
     serve(world, scenario)
 

@@ -14,7 +14,7 @@ from kvstore.client.aio.connections import GrpcConnection, StreamConnection
 from kvstore.client.aio.engine import AsyncEngine
 from kvstore.client.aio.link import KEEPALIVE_S, AsyncLink, LinkState
 from kvstore.client.core import operations
-from kvstore.client.core.batching import answered, brief_frame_of, single_frame_of
+from kvstore.client.core.batching import answered, compact_frame_of, single_frame_of
 from kvstore.client.core.operation import ClientOperation, Numbering
 from kvstore.client.core.routing import Routing
 from kvstore.client.core.stream_endpoints import BARRED_S, StreamEndpoints, stream_endpoint_in
@@ -189,7 +189,7 @@ def test_topology_has_the_endpoint_of_its_sender() -> None:
 class FrameConnection:
     """Counts the probes that it receives."""
 
-    is_brief = True
+    is_compact = True
 
     def __init__(self) -> None:
         self.is_ready = True
@@ -274,7 +274,7 @@ async def test_idle_server_is_probed_periodically(link: AsyncLink) -> None:
 async def test_grpc_frame_names_its_cluster(link: AsyncLink) -> None:
     """The channel reconnects by itself: a server of another cluster may listen there by then."""
     connection = cast("FrameConnection", link._connection)
-    connection.is_brief, link._routing.cluster = False, "ours"
+    connection.is_compact, link._routing.cluster = False, "ours"
     put_under_way(link)
     assert [frame.cluster for frame in cast("list[kv_pb2.Frame]", connection.sent)] == ["ours"]
 
@@ -349,7 +349,7 @@ async def test_operations_without_a_possible_frame_are_answered(
     connection.is_ready = True
     with monkeypatch.context() as patch:
         if what == "make":
-            patch.setattr(link_module, "brief_frame_of", fail)
+            patch.setattr(link_module, "compact_frame_of", fail)
             patch.setattr(link_module, "single_frame_of", fail)
         else:
             patch.setattr(connection, "send", fail)
@@ -462,7 +462,7 @@ def test_single_operation_has_the_same_frame_as_many() -> None:
     numbering.see(70_000)
     for operation in (operations.get(b"k"), operations.put(b"k", b"v"), operations.get(b"k", kv_pb2.SESSION)):
         alone = begun(operation, numbering)
-        frame, _ = brief_frame_of([alone], 5, ring_version=3, timeout_ms=100, tokens={"p1": 9})
+        frame, _ = compact_frame_of([alone], 5, ring_version=3, timeout_ms=100, tokens={"p1": 9})
         single = single_frame_of(alone, 5, ring_version=3, timeout_ms=100, token=9)
         assert isinstance(frame, compact.CompactFrame)
         for lane in (frame.lanes[0], single.lanes[0]):
@@ -475,7 +475,7 @@ def test_compact_frames_equal_protobuf_frames() -> None:
     first, second = Numbering(b"a" * 16), Numbering(b"b" * 16)
     mixed = [begun(operations.put(b"k%d" % place, b"v"), first if place % 2 else second) for place in range(6)]
     mixed += [begun(operations.get(b"g", level), first) for level in (0, kv_pb2.STALE)]
-    frame, numbered = brief_frame_of(mixed, 10, ring_version=3, timeout_ms=100, tokens={"p1": 9})
+    frame, numbered = compact_frame_of(mixed, 10, ring_version=3, timeout_ms=100, tokens={"p1": 9})
     assert isinstance(frame, compact.CompactFrame)
     assert sorted(numbered) == list(range(10, 18))
     for lane in frame.lanes:
@@ -488,7 +488,7 @@ def test_compact_frames_equal_protobuf_frames() -> None:
                 assert lane.values[place] == operation.value
             assert lane.level == operation.level
     conditional = begun(operations.put(b"k", b"v", if_absent=True), first)
-    frame, _ = brief_frame_of([conditional], 1, ring_version=3, timeout_ms=100, tokens={})
+    frame, _ = compact_frame_of([conditional], 1, ring_version=3, timeout_ms=100, tokens={})
     assert isinstance(frame, kv_pb2.Frame), "it has options"
 
 

@@ -9,8 +9,8 @@ import pytest
 from kvstore.client.coordination.lease import SessionLease
 from kvstore.client.coordination.steps import AwaitStep, FindStep, Recipe, SessionEnded, WriteStep
 from kvstore.client.coordination.work_queue import (
-    LOOKED_AT,
-    LOOKED_AT_FIRST,
+    CANDIDATES_FIRST,
+    CANDIDATES_MAX,
     Taken,
     done,
     free_ones,
@@ -43,7 +43,7 @@ def test_claimed_item_is_not_free() -> None:
 
 def test_item_is_claimed_if_it_exists_and_is_free() -> None:
     recipe = take(PREFIX)
-    assert next(recipe) == FindStep(PREFIX, LOOKED_AT_FIRST, keys_only=True)
+    assert next(recipe) == FindStep(PREFIX, CANDIDATES_FIRST, keys_only=True)
     waited = recipe.send(queue(b"claim-01", b"item-01"))
     assert isinstance(waited, AwaitStep)
     assert not waited.is_met(queue(b"claim-01", b"item-01"))
@@ -75,14 +75,14 @@ def test_taker_waits_again_when_all_items_were_claimed_meanwhile() -> None:
 
 def test_taker_reads_few_keys_unless_all_are_claims() -> None:
     recipe = take(PREFIX)
-    looked_at = LOOKED_AT_FIRST
+    looked_at = CANDIDATES_FIRST
     step = next(recipe)
     while isinstance(step, FindStep):
         assert step.limit == looked_at
         step = recipe.send(queue(*(b"claim-%02d" % number for number in range(looked_at))))
         looked_at *= 4
     assert isinstance(step, AwaitStep)
-    assert step.find.limit == LOOKED_AT
+    assert step.find.limit == CANDIDATES_MAX
 
 
 def test_finished_item_is_deleted_with_its_claim_by_its_holder_only() -> None:
@@ -192,6 +192,6 @@ def test_waiter_wakes_for_an_item_with_a_reused_ticket(*, is_taken_over: bool) -
 
 def test_waiter_that_saw_only_claims_wakes_for_each_deleted_one() -> None:
     """There may be free items behind the claims."""
-    woken = waiting(*(b"claim-%04d" % number for number in range(LOOKED_AT)))
+    woken = waiting(*(b"claim-%04d" % number for number in range(CANDIDATES_MAX)))
     assert not woken(b"item-0001", 20)
     assert woken(b"claim-0001", 21)

@@ -37,4 +37,4 @@ def test_unused_addresses_are_forgotten() -> None:
     rests = AddressBackoff()
     for number in range(100):
         rests.broke(f"a:{number}", 100.0 + number * KEPT_S)
-    assert len(rests._rests) <= 2
+    assert len(rests._retries) <= 2

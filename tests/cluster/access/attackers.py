@@ -96,7 +96,7 @@ class Beginners:
                 _, _, address, said = heapq.heappop(self._due)
                 self._connect(address, said)
             for key, events in self._poll.select(BEGIN_REST_S):
-                self._go_on(key, events)
+                self._resume(key, events)
 
     def _come_again(self, address: tuple[str, int], said: bytes) -> None:
         at = time.monotonic() + 2 * BEGIN_REST_S * self._random.random()
@@ -110,7 +110,7 @@ class Beginners:
             peer.connect(address)
         self._poll.register(peer, selectors.EVENT_WRITE, (address, said))
 
-    def _go_on(self, key: selectors.SelectorKey, events: int) -> None:
+    def _resume(self, key: selectors.SelectorKey, events: int) -> None:
         peer, (address, said) = key.fileobj, key.data
         assert isinstance(peer, socket.socket)
         with suppress(OSError):

@@ -57,12 +57,12 @@ def test_attack_on_every_endpoint_stops_no_client_no_probe_and_no_takeover(clust
                 done, failed = len(load.gets.took_s), list(load.gets.failed)  # later ones wait for the takeover
                 cluster.kill("n2")
                 before["n2"] = 0.0
-                cluster.wait_until(lambda: is_whole(cluster, "n1"), "n2's partitions have new leaders")
+                cluster.wait_until(lambda: is_complete(cluster, "n1"), "n2's partitions have new leaders")
                 led = len(load.gets.took_s)
                 for key in KEYS:
                     store.put(key.encode(), b"2")
                 cluster.start_node("n2")
-                cluster.wait_until(lambda: is_whole(cluster, "n2"), "n2 is back, and knows every leader")
+                cluster.wait_until(lambda: is_complete(cluster, "n2"), "n2 is back, and knows every leader")
                 until(cluster, end)
             for key in KEYS:
                 store.put(key.encode(), b"3")
@@ -87,7 +87,7 @@ def until(cluster: Cluster, end: float) -> None:
     cluster.wait_until(lambda: time.monotonic() > end, "the time has passed", 2 * ATTACK_S + PATIENCE_S)
 
 
-def is_whole(cluster: Cluster, node: str) -> bool:
+def is_complete(cluster: Cluster, node: str) -> bool:
     try:
         return page(cluster, node, "/clusterz") == 200
     except OSError:

@@ -14,7 +14,7 @@ import pytest
 
 from loadtest.bench.peers import free_ports
 from loadtest.drills import crowds, nemesis
-from loadtest.drills.mixed import Door, NotDone, Unknown
+from loadtest.drills.mixed import Endpoint, NotDone, Unknown
 from loadtest.drills.nemesis import FAULTS, Field
 from tests.loadtest.drills.test_mixed import Store
 
@@ -102,13 +102,13 @@ async def test_clients_end_with_one_line_where_no_server_answers(monkeypatch: py
 
 async def test_pipeline_returns_the_result_of_each_command() -> None:
     server = await asyncio.start_server(Refusing().serve, "127.0.0.1", 0)
-    door = Door(server.sockets[0].getsockname()[:2])
-    written, read = await door.ask_all([b"SET", b"k", b"v"], [b"GET", b"k"], timeout_s=5)
+    endpoint = Endpoint(server.sockets[0].getsockname()[:2])
+    written, read = await endpoint.ask_all([b"SET", b"k", b"v"], [b"GET", b"k"], timeout_s=5)
     assert isinstance(written, NotDone)
     assert read is None
     with pytest.raises(NotDone, match="LOADING"):
-        await door.ask([b"SET", b"k", b"v"], timeout_s=5)
-    door.close()
+        await endpoint.ask([b"SET", b"k", b"v"], timeout_s=5)
+    endpoint.close()
     server.close()
 
 

@@ -91,7 +91,7 @@ async def _command(reader: asyncio.StreamReader) -> list[bytes]:
 
 async def loaded(store: Store, monkeypatch: pytest.MonkeyPatch) -> MixedLoad:
     """Return the findings of the callers."""
-    monkeypatch.setattr(mixed, "REST_S", 0.0)
+    monkeypatch.setattr(mixed, "PAUSE_S", 0.0)
     monkeypatch.setattr(mixed, "TIMEOUTS_S", (PATIENCE_S,))
     monkeypatch.setattr(mixed, "CONNECT_S", PATIENCE_S)
     server = await asyncio.start_server(store.serve, "127.0.0.1", 0)

@@ -73,14 +73,14 @@ def search(capacity: float, *, start: float = 100.0, seconds: float = 10_000.0) 
 @pytest.mark.parametrize("capacity", [120.0, 500.0, 1_234.0, 9_000.0])
 def test_search_ends_close_below_the_capacity(capacity: float) -> None:
     knee = search(capacity)
-    assert 0.85 * capacity < knee.carried_per_s <= capacity
+    assert 0.85 * capacity < knee.sustained_per_s <= capacity
     assert [trial.is_carried for trial in knee.trials].count(False) >= 1
 
 
 def test_start_above_the_capacity_is_halved() -> None:
     knee = search(60.0)
     assert not knee.trials[0].is_carried
-    assert knee.carried_per_s == 50.0
+    assert knee.sustained_per_s == 50.0
 
 
 def test_finer_rate_is_tried_when_nothing_is_late_any_more() -> None:
@@ -120,7 +120,7 @@ def test_search_that_judged_nothing_or_carried_nothing_found_nothing() -> None:
 def test_knee_is_between_a_rate_that_was_carried_and_one_that_was_not() -> None:
     knee = search(500.0)
     assert knee.missing is None
-    assert knee.carried_per_s <= 500.0 < knee.failed_per_s
+    assert knee.sustained_per_s <= 500.0 < knee.failed_per_s
 
 
 @pytest.mark.parametrize(

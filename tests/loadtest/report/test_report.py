@@ -37,7 +37,7 @@ def made(*, wrong: str = "", missing: str | None = None) -> dict[str, Any]:
         events=events,
         users=dict.fromkeys(range(1000, 1010), 5),
         knee={
-            "carried_per_s": 900.0,
+            "sustained_per_s": 900.0,
             "failed_per_s": 1_000.0,
             "missing": missing,
             "trials": [{"per_s": 900.0, "is_carried": True}],

@@ -49,7 +49,7 @@ async def installs(error: type[StoreError], position: Position | None, caplog: p
         nonlocal installed
         installed += 1
 
-    logs, state = Torn(error), cast(Any, SimpleNamespace(is_whole=True, position=position, engine=MemoryEngine()))
+    logs, state = Torn(error), cast(Any, SimpleNamespace(is_complete=True, position=position, engine=MemoryEngine()))
     following = asyncio.create_task(Tail(P1, state, cast(Any, logs), install).run())
 
     async def is_tried_often() -> bool:

@@ -321,7 +321,9 @@ CAUGHT: list[tuple[Callable[[Patch], None], Callable[[], None]]] = [
         let_a_check_fail_by_itself,
         served(
             test_operations.test_batch_is_done_only_if_every_check_holds,
-            *(Flag.INDEPENDENT, Check(b"a", Flag.IF_ABSENT), False),
+            Flag.INDEPENDENT,
+            Check(b"a", Flag.IF_ABSENT),
+            False,
         ),
     ),
 ]

@@ -200,7 +200,7 @@ def test_puts_with_request_ids_match_single_evaluation(seed: int, bounds: dict[s
 def compared(steps: list[Step], bounds: dict[str, int]) -> tuple[int, int, int]:
     """Count how often puts were evaluated in columns, remembered in columns, and evaluated alone."""
     config = PartitionConfig(expiry_sweep_s=0, retry_window_ms=WINDOW_MS, **bounds)
-    together, are_plain, alone = evaluate.put_together, retry_table._are_plain, evaluate.Evaluator._asked_alone
+    together, are_plain, alone = evaluate.evaluate_batched, retry_table._are_plain, evaluate.Evaluator._asked_alone
     in_columns = at_once = lone = 0
 
     def counted(draft: Any, ops: Sequence[Op], *rest: Any) -> Sequence[int] | None:
@@ -223,11 +223,11 @@ def compared(steps: list[Step], bounds: dict[str, int]) -> tuple[int, int, int]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(evaluate.Evaluator, "_asked_alone", counted_alone)
-        patch.setattr(evaluate, "put_together", counted)
+        patch.setattr(evaluate, "evaluate_batched", counted)
         patch.setattr(retry_table, "_are_plain", counted_plain)
         found = told(steps, config)
         patch.setattr(evaluate.Evaluator, "_asked_alone", lambda *_: None)
-        patch.setattr(evaluate, "put_together", lambda *_: None)
+        patch.setattr(evaluate, "evaluate_batched", lambda *_: None)
         patch.setattr(retry_table, "_are_plain", lambda *_: False)
         assert found == told(steps, config)
     return in_columns, at_once, lone

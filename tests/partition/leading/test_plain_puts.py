@@ -94,7 +94,7 @@ def lone_history(seed: int) -> list[list[Op]]:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_lone_plain_put_matches_group_evaluation(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps, alone, lone = lone_history(seed), 0, evaluate.Evaluator._evaluate_lone
+    steps, alone, lone = lone_history(seed), 0, evaluate.Evaluator._evaluate_single
 
     def counted(*arguments: object) -> object:
         nonlocal alone
@@ -102,9 +102,9 @@ def test_lone_plain_put_matches_group_evaluation(seed: int, monkeypatch: pytest.
         alone += found is not None
         return found
 
-    monkeypatch.setattr(evaluate.Evaluator, "_evaluate_lone", counted)
+    monkeypatch.setattr(evaluate.Evaluator, "_evaluate_single", counted)
     found = told(steps)
-    monkeypatch.setattr(evaluate.Evaluator, "_evaluate_lone", lambda *_: None)
+    monkeypatch.setattr(evaluate.Evaluator, "_evaluate_single", lambda *_: None)
     assert found == told(steps)
     assert alone > 20
 
@@ -160,7 +160,7 @@ def told_together(steps: list[list[list[Op]]]) -> tuple[list[str], list[bytes]]:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_grouped_plain_puts_match_single_evaluation(seed: int) -> None:
-    steps, together, in_columns, followed = crowded_history(seed), evaluate.put_together, 0, 0
+    steps, together, in_columns, followed = crowded_history(seed), evaluate.evaluate_batched, 0, 0
 
     def counted(*arguments: Any) -> Sequence[int] | None:
         nonlocal in_columns, followed
@@ -170,9 +170,9 @@ def test_grouped_plain_puts_match_single_evaluation(seed: int) -> None:
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluate, "put_together", counted)
+        patch.setattr(evaluate, "evaluate_batched", counted)
         found = told_together(steps)
-        patch.setattr(evaluate, "put_together", lambda *_: None)
+        patch.setattr(evaluate, "evaluate_batched", lambda *_: None)
         assert found == told_together(steps)
     assert in_columns > 10
     assert followed > 4

@@ -368,7 +368,7 @@ def test_multi_turn_reads_end_when_the_leader_stops(p: Partition, monkeypatch: p
             given_back.append(begin[:1])
 
     monkeypatch.setattr(p.state.engine, "iterate", watched)
-    go_on, steps = LeaderReads._step, []
+    resume, steps = LeaderReads._step, []
     monkeypatch.setattr(LeaderReads, "_step", lambda *each: steps.append(each))
     (token,) = p.submit(Range(b"", b"", 0, Flag.COUNT_ONLY))
     p.settle()
@@ -377,6 +377,6 @@ def test_multi_turn_reads_end_when_the_leader_stops(p: Partition, monkeypatch: p
     assert ORDER not in given_back, "it continues"
     p.leader.stop(NotLeader("p1"))
     assert ORDER in given_back
-    go_on(reads, generator)
+    resume(reads, generator)
     p.settle()
     assert isinstance(p.result(token), NotLeader)

@@ -232,7 +232,7 @@ async def test_few_small_files_are_not_compacted_at_once(tmp_path: Path) -> None
 async def test_file_full_of_deletes_is_compacted(tmp_path: Path) -> None:
     """Otherwise each search for expired keys would step over them."""
     engine = RocksEngine(str(tmp_path / "engine"))
-    keys = [b"x%08d" % number for number in range(2 * engine_rocks.DELETES_TOGETHER_MAX)]
+    keys = [b"x%08d" % number for number in range(2 * engine_rocks.DELETES_PER_BATCH_MAX)]
     write(engine, *((key, b"") for key in keys))
     await flushed(engine)
     batch = engine.batch()
@@ -250,7 +250,7 @@ def test_engine_checks_again_after_a_memtable_or_a_while(tmp_path: Path, monkeyp
     now = 1.0
     monkeypatch.setattr(engine, "_now", lambda: now)
     assert not engine.is_behind()
-    monkeypatch.setattr(engine_rocks, "ROOM_BYTES", 1 << 62)
+    monkeypatch.setattr(engine_rocks, "RESERVE_BYTES", 1 << 62)
     write(engine, (b"a", b"1"))
     assert not engine.is_behind(), "no check is due"
     now += engine_rocks.CHECK_S
@@ -258,7 +258,7 @@ def test_engine_checks_again_after_a_memtable_or_a_while(tmp_path: Path, monkeyp
     monkeypatch.undo()
     monkeypatch.setattr(engine, "_now", lambda: now)
     assert not engine.is_behind(), "an engine that is behind is checked each time"
-    monkeypatch.setattr(engine_rocks, "ROOM_BYTES", 1 << 62)
+    monkeypatch.setattr(engine_rocks, "RESERVE_BYTES", 1 << 62)
     write(engine, (b"b", b"v" * MEMTABLE_BYTES_MIN))
     assert engine.is_behind()
     engine.close()
@@ -268,7 +268,7 @@ async def test_engine_on_a_full_disk_waits_for_space(tmp_path: Path, monkeypatch
     """A flush that finds no space would stop the engine for good: it would take no writes afterwards, even if space is
     freed."""
     engine = RocksEngine(str(tmp_path / "engine"))
-    monkeypatch.setattr(engine_rocks, "ROOM_BYTES", 1 << 62)
+    monkeypatch.setattr(engine_rocks, "RESERVE_BYTES", 1 << 62)
     write(engine, (b"a", b"1"))
     assert engine.is_behind()
     told: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()

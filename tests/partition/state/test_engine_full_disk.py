@@ -148,7 +148,7 @@ def test_engine_takes_writes_again_after_a_flush_without_space(
     small_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """RocksDB recovers by itself, about 5 s later; the leader and the tail rely on it."""
-    monkeypatch.setattr(engine_rocks, "ROOM_BYTES", 0)
+    monkeypatch.setattr(engine_rocks, "RESERVE_BYTES", 0)
     engine = RocksEngine(str(small_directory / "engine"), write_buffer_bytes=1 << 20)
 
     def write(number: int) -> None:

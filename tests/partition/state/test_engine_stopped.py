@@ -101,7 +101,7 @@ def test_engine_resumes_after_a_file_size_limit(tmp_path: Path) -> None:
 
 # docs/protocol.md P46
 def test_engine_resumes_after_running_out_of_inodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_rocks, "ROOM_INODES", 0)
+    monkeypatch.setattr(engine_rocks, "RESERVE_INODES", 0)
     mount = ["mount", "-t", "tmpfs", "-o", "size=400m,nr_inodes=64", "tmpfs", str(tmp_path)]
     if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
         pytest.skip("file systems cannot be mounted here")

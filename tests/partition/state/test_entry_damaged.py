@@ -46,7 +46,7 @@ def test_damaged_entry_is_refused_or_applied_completely(seed: int) -> None:
         except StoreError:
             if state.position != bad.position:
                 assert (state.position, state.seq, state.crc, state.fingerprint()) == stood
-        assert state.is_whole
+        assert state.is_complete
         state.retries.check()
         with suppress(StoreError):
             changes.feed_entry_of(bad)

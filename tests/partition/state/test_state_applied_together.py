@@ -140,7 +140,7 @@ def test_entries_before_a_refused_one_are_applied(good: int) -> None:
     for _ in range(2):  # again, as by the next reader
         with pytest.raises(Corrupted, match="the state is at"):
             state.apply_all(log)
-        assert state.is_whole
+        assert state.is_complete
         assert state.seq == 2 * good
         assert all_records(state) == writer.models[good]
         check_indexes(state)
@@ -165,7 +165,7 @@ def test_refused_engine_batch_changes_nothing_and_can_be_repeated() -> None:
     engine.is_full = True
     with pytest.raises(OSError, match="no room"):
         state.apply_all(writer.log)
-    assert not state.is_whole
+    assert not state.is_complete
     assert state.seq == 2
     engine.is_full = False
     state.recover()
@@ -220,14 +220,14 @@ def forget_the_request_ids(patch: Patch) -> None:
 
 
 def forget_the_checksums_between(patch: Patch) -> None:
-    stand_at = ReplicaState._stand_at
+    stand_at = ReplicaState._set_progress
 
     def stand(self: ReplicaState, *values: Any) -> None:
         stand_at(self, *values)
         while len(self._crcs) > 1 and self._crcs[-2][0] > self.seq - 12:
             del self._crcs[-2]
 
-    patch.setattr(ReplicaState, "_stand_at", stand)
+    patch.setattr(ReplicaState, "_set_progress", stand)
 
 
 def count_what_is_refused(patch: Patch) -> None:
@@ -238,7 +238,7 @@ def count_what_is_refused(patch: Patch) -> None:
             apply_run(self, run)
         except OSError:
             at, entry = run[-1]
-            self._stand_at(at, entry.last_seq, entry.epoch, entry.time_ms, self.key_count, self.crc, False)
+            self._set_progress(at, entry.last_seq, entry.epoch, entry.time_ms, self.key_count, self.crc, False)
             raise
 
     patch.setattr(ReplicaState, "apply_run", careless)

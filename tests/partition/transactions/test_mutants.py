@@ -283,13 +283,13 @@ def say_resolved_before_the_intent(patch: Patch) -> None:
 
 
 def end_before_all_have_resolved(patch: Patch) -> None:
-    tell_all = _Outcome.tell_all
+    notify_all = _Outcome.notify_all
 
     def tell_and_end(self: _Outcome) -> None:
-        tell_all(self)
+        notify_all(self)
         self.end()
 
-    patch.setattr(_Outcome, "tell_all", tell_and_end)
+    patch.setattr(_Outcome, "notify_all", tell_and_end)
 
 
 def abandon_while_home_is_between_leaders(patch: Patch) -> None:
@@ -360,7 +360,7 @@ def say_outcomes_before_the_wait_is_over(patch: Patch) -> None:
     def at_once(self: Leader, participants: Any) -> None:
         use(self, participants)
         assert self.transactor is not None
-        self.transactor.go_on()
+        self.transactor.resume()
 
     patch.setattr(Leader, "_use_participants", at_once)
 

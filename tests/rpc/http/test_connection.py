@@ -26,14 +26,14 @@ class Port:
     def __init__(self, connections_max: int) -> None:
         self.seen: list[str] = []
         self.reads_body = True
-        self.go_on = asyncio.Event()
-        self.go_on.set()
+        self.resume = asyncio.Event()
+        self.resume.set()
         self.server = HttpServer(self.answer, connections_max, KnownNetworks())
         self.port = 0
 
     async def answer(self, request: HttpRequest) -> None:
         self.seen.append(f"{request.method} {request.target}")
-        await self.go_on.wait()
+        await self.resume.wait()
         body = b""
         try:
             while self.reads_body and (data := await request.body.read()):
@@ -119,14 +119,14 @@ async def test_requests_are_read_wherever_they_are_cut(port: Port) -> None:
 
 async def test_requests_that_wait_are_not_parsed(port: Port) -> None:
     """A client may send thousands of requests at once. Only the one that is answered is held as a request."""
-    port.go_on.clear()
+    port.resume.clear()
     reader, writer = await port.ask(b"GET /k HTTP/1.1\r\n\r\n" * 20_000)
     await wait_until(lambda: _has(port, 1), what="the first request")
     (open_,) = port.server._open
     assert open_._next is None
     assert not open_._is_reading, "the kernel holds the rest"
     writer.transport.abort()
-    port.go_on.set()
+    port.resume.set()
     del reader
 
 
@@ -135,7 +135,7 @@ async def _has(port: Port, count: int) -> bool:
 
 
 async def test_body_that_nobody_reads_is_bounded(port: Port) -> None:
-    port.go_on.clear()
+    port.resume.clear()
     reader, writer = await port.ask(b"PUT /k HTTP/1.1\r\nContent-Length: 100000000\r\n\r\n")
     await wait_until(lambda: _has(port, 1), what="the request")
     (open_,) = port.server._open
@@ -149,7 +149,7 @@ async def test_body_that_nobody_reads_is_bounded(port: Port) -> None:
     assert open_._body is not None
     assert open_._body.unread <= connection.BODY_BUFFER_BYTES + (1 << 20)
     writer.transport.abort()
-    port.go_on.set()
+    port.resume.set()
     del reader
 
 
@@ -169,11 +169,11 @@ async def test_client_that_sends_tiny_pieces_does_not_hold_up_the_others(port: P
 
 
 async def test_body_is_read_on_once_its_handler_reads(port: Port) -> None:
-    port.go_on.clear()
+    port.resume.clear()
     size = 3_000_000
     reader, writer = await port.ask(b"PUT /k HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % size + b"x" * size)
     await wait_until(lambda: _has(port, 1), what="the request")
-    port.go_on.set()
+    port.resume.set()
     async with asyncio.timeout(PATIENCE_S):
         await reader.readuntil(b"\r\n\r\n")
         assert (await reader.readline()).startswith(b"PUT /k %d x" % size)
@@ -260,11 +260,11 @@ async def _open(port: Port, count: int) -> bool:
 
 
 async def test_client_may_close_its_half_after_the_request(port: Port) -> None:
-    port.go_on.clear()
+    port.resume.clear()
     reader, writer = await port.ask(b"GET /k HTTP/1.1\r\n\r\n")
     writer.write_eof()
     await wait_until(lambda: _has(port, 1), what="the request")
-    port.go_on.set()
+    port.resume.set()
     async with asyncio.timeout(PATIENCE_S):
         assert bodies_of(await reader.read()) == [b"GET /k 0 \n"]
     writer.close()
@@ -302,14 +302,14 @@ async def test_head_has_no_body(port: Port) -> None:
 
 async def test_closing_port_lets_a_request_end() -> None:
     async with opened() as port:
-        port.go_on.clear()
+        port.resume.clear()
         reader, writer = await port.ask(b"GET /k HTTP/1.1\r\n\r\n")
         idle, waits = await port.ask(b"")
         await wait_until(lambda: _has(port, 1), what="the request")
         closing = asyncio.ensure_future(port.server.close())
         async with asyncio.timeout(PATIENCE_S):
             assert await idle.read() == b""
-            port.go_on.set()
+            port.resume.set()
             assert bodies_of(await reader.read()) == [b"GET /k 0 \n"]
             await closing
         writer.close()
@@ -319,7 +319,7 @@ async def test_closing_port_lets_a_request_end() -> None:
 async def test_requests_of_clients_that_are_gone_are_limited() -> None:
     """Such a request is answered to its end. Otherwise a client could begin any number of them and disconnect."""
     async with opened(connections_max=1) as port:
-        port.go_on.clear()
+        port.resume.clear()
         for number in range(1, connection.ANSWERING_FACTOR + 1):
             _, writer = await port.ask(b"GET /k HTTP/1.1\r\n\r\n")
             await wait_until(partial(_has, port, number), what="the request")
@@ -328,7 +328,7 @@ async def test_requests_of_clients_that_are_gone_are_limited() -> None:
             writer.close()
             await wait_until(lambda: _open(port, 0), what="the end of the connection")
         assert (await port.answers(b"GET /more HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 503 ")
-        port.go_on.set()
+        port.resume.set()
         await wait_until(lambda: _is_idle(port), what="the end of the requests")
         assert (await port.answers(b"GET /k HTTP/1.1\r\nConnection: close\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
         assert port.server.answering == 0
@@ -337,7 +337,7 @@ async def test_requests_of_clients_that_are_gone_are_limited() -> None:
 async def test_closing_port_does_not_wait_for_a_client_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "SHUTDOWN_S", 1000.0)
     async with opened() as port:
-        port.go_on.clear()
+        port.resume.clear()
         _, writer = await port.ask(b"PUT /k HTTP/1.1\r\nContent-Length: 9\r\n\r\n")
         await wait_until(lambda: _has(port, 1), what="the request")
         (open_,) = port.server._open
@@ -408,7 +408,7 @@ async def test_client_that_takes_no_last_response_is_disconnected(
     monkeypatch.setattr(connection, "SEND_S", 0.0)
 
     async def answer(request: HttpRequest) -> None:
-        await port.go_on.wait()
+        await port.resume.wait()
         (open_,) = port.server._open
         open_._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
         await request.respond(text_response("x" * 60_000))
@@ -444,7 +444,7 @@ async def test_client_may_disconnect_at_any_time(caplog: pytest.LogCaptureFixtur
         with suppress(ConnectionError, MalformedBody):
             await request.body.read()
         here.seen.append(request.target)
-        await here.go_on.wait()
+        await here.resume.wait()
         request.connection.send_continue()
         if request.target == "/stream":
             with suppress(ConnectionError):
@@ -463,7 +463,7 @@ async def test_client_may_disconnect_at_any_time(caplog: pytest.LogCaptureFixtur
         here.server.answer = wait_and_stream
         for is_reset in (False, True):
             for number, head in enumerate(heads):
-                here.go_on.clear()
+                here.resume.clear()
                 here.seen.clear()
                 _, writer = await here.ask(head)
                 await wait_until(lambda: _has(here, 1), what="the request")
@@ -473,7 +473,7 @@ async def test_client_may_disconnect_at_any_time(caplog: pytest.LogCaptureFixtur
                 writer.transport.abort()
                 if is_reset and number != 1:
                     await wait_until(lambda: _open(here, 0), what="the reset is noticed")
-                here.go_on.set()
+                here.resume.set()
                 await wait_until(lambda: _open(here, 0), what=f"the end of {head!r}")
                 await wait_until(lambda: _is_idle(here), what="the end of the task")
     assert [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING] == []

@@ -172,14 +172,14 @@ async def test_waiting_logins_are_bounded(logins: Logins, monkeypatch: pytest.Mo
 
 def stand_still(logins: Logins, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Block the thread with a login until the event is set. Later logins wait."""
-    go_on, right = threading.Event(), Password.is_right
+    resume, right = threading.Event(), Password.is_right
 
     def is_right(hashed: Password, password: bytes) -> bool:
-        go_on.wait()
+        resume.wait()
         return password != b"guess" and right(hashed, password)
 
     monkeypatch.setattr(Password, "is_right", is_right)
-    return go_on
+    return resume
 
 
 async def test_login_of_failing_address_waits_behind_other_addresses(
@@ -195,12 +195,12 @@ async def test_login_of_failing_address_waits_behind_other_addresses(
         finally:
             ended.append(address)
 
-    go_on = stand_still(logins, monkeypatch)
+    resume = stand_still(logins, monkeypatch)
     attempts = [asyncio.ensure_future(attempt(b"guess%d" % number, "bad")) for number in range(5)]
     attempts += [asyncio.ensure_future(attempt(b"other%d" % number, "worse")) for number in range(6)]
     attempts.append(asyncio.ensure_future(attempt(PASSWORD, "good")))
     await asyncio.sleep(0)
-    go_on.set()
+    resume.set()
     await asyncio.gather(*attempts)
     assert ended[:2] == ["bad", "good"], "the first was with the thread"
     assert ended[2:] == ["bad"] * 4 + ["worse"] * 6
@@ -210,13 +210,13 @@ async def test_login_of_the_most_failing_address_is_displaced_at_the_limit(
     logins: Logins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PENDING_MAX", 4)
-    go_on = stand_still(logins, monkeypatch)
+    resume = stand_still(logins, monkeypatch)
     guesses = [asyncio.ensure_future(logins.login("root", b"%d" % number, "bad")) for number in range(4)]
     await asyncio.sleep(0)
     good = asyncio.ensure_future(logins.login("tenant", PASSWORD, "good"))
     await asyncio.sleep(0)
     assert logins.statistics()["logins_pending"] == 4
-    go_on.set()
+    resume.set()
     assert (await good).name == "tenant"
     found = await asyncio.gather(*guesses, return_exceptions=True)
     assert [type(each) for each in found] == [NotAuthenticated] * 3 + [Overloaded], "the last that came"

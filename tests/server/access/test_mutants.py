@@ -170,7 +170,7 @@ BREAKAGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
             self.permissions.may(right, op.key) if isinstance(op.key, bytes) else _may(self, right, op)
         ),
     ),
-    "old values are shown without the right to read": lambda patch: patch.setattr(identities, "TELLS", 0),
+    "old values are shown without the right to read": lambda patch: patch.setattr(identities, "REVEALING", 0),
     "counts need no right": lambda patch: patch.setitem(identities.NEEDS, int(Code.COUNT), ()),
     "a sum is shown without the right to read": lambda patch: patch.setitem(
         identities.NEEDS, int(Code.INCREMENT), (Right.WRITE,)
@@ -183,7 +183,8 @@ BREAKAGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
         Guard, "read_now", lambda self, keys: self._backend.read_now(keys)
     ),
     "of many reads at once the first is checked": lambda patch: patch.setattr(
-        *(Guard, "read_now"),
+        Guard,
+        "read_now",
         lambda self, keys: self._backend.read_now(keys) if keys[0].startswith(self._identity.read) else NOT_NOW,
     ),
     "a removed user goes on": lambda patch: patch.setattr(UserIdentity, "allow", _keep),

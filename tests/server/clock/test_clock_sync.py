@@ -18,7 +18,7 @@ from kvstore.server.clock import clock_sync as module
 from kvstore.server.clock.clock_judge import PeerClock
 from kvstore.server.clock.clock_sync import (
     CALL_S,
-    SAYS_MORE,
+    REPORTS_MORE,
     ClockReport,
     ClockSync,
     JudgedClock,
@@ -128,7 +128,7 @@ async def test_servers_of_earlier_releases_are_understood(world: World) -> None:
     world.clock_sync.start()
     await world.rounds(2)
     assert len(msgspec.msgpack.decode(world.clock_sync.answer(B, "date", b""))) == 4
-    assert len(msgspec.msgpack.decode(world.clock_sync.answer(B, "date", SAYS_MORE))) == 6
+    assert len(msgspec.msgpack.decode(world.clock_sync.answer(B, "date", REPORTS_MORE))) == 6
     assert _clock_of(decode(encode((1_000, True, "", 300.0))), 1.0, 2.0) == PeerClock(0, 300.0, True, 2.0)
     assert _clock_of(decode(encode((1_000, False, "why", 300.0))), 1.0, 2.0) == PeerClock(None, 0.0, False, 2.0)
     assert _clock_of(decode(encode((1_000, False, "why", 300.0, True))), 1.0, 2.0) == PeerClock(-300.0, 0.0, False, 2.0)

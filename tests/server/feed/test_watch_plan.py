@@ -58,5 +58,5 @@ def test_release_does_not_lead_to_a_feed_that_was_read_since() -> None:
     watch, release = following_key(), handed("p1", "p2", 279, 0, is_owned=False)
     watch.positions[P2] = 325
     watch.ended(P2)
-    assert watch.goes_on_at(release, P1) is None
-    assert watch.goes_on_at(handed("p1", "p2", 400, 0, is_owned=False), P1) == FeedToFollow(P2, time_ms=1)
+    assert watch.continues_at(release, P1) is None
+    assert watch.continues_at(handed("p1", "p2", 400, 0, is_owned=False), P1) == FeedToFollow(P2, time_ms=1)

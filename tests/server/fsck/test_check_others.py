@@ -18,7 +18,7 @@ from kvstore.ring import encode as encode_ring
 from kvstore.server.fsck import presence
 from kvstore.server.fsck.check import Fsck
 from kvstore.server.fsck.findings import TOO_FEW_COPIES, FsckReport, Severity
-from kvstore.server.fsck.presence import runs_lacking
+from kvstore.server.fsck.presence import missing_runs
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Quorum, ServerId
 from kvstore.wal.bookies import BookieClients
 from tests.ring.rings import new_ring
@@ -141,7 +141,7 @@ def test_runs_of_missing_entries_are_found() -> None:
         EntryId(5), 10
     )
     held = {B1: HeldEntries.of_runs([(0, 6)]), B2: HeldEntries.of_runs([(0, 2), (4, 2)])}
-    found = [run for runs in runs_lacking(metadata, EntryId(5), held) for run in runs]
+    found = [run for runs in missing_runs(metadata, EntryId(5), held) for run in runs]
     assert found == [
         (range(1, 3), (B3,)),  # entry 1 is on b2 and b3, entry 2 on b3 and b1
         (range(3, 4), (B2,)),

@@ -172,11 +172,11 @@ async def test_status_shows_nodes_that_are_down(stub: Any) -> None:
 async def test_surveys_of_the_metadata_store_are_bounded(stub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each survey reads every ledger's metadata: many at once keep the metadata store from others."""
     monkeypatch.setattr(calls, "FEW", 2)
-    begun, go_on = asyncio.Event(), asyncio.Event()
+    begun, resume = asyncio.Event(), asyncio.Event()
 
     async def survey(store: MemoryStore) -> admin_pb2.BookiesResponse:
         begun.set()
-        await go_on.wait()
+        await resume.wait()
         return admin_pb2.BookiesResponse()
 
     monkeypatch.setattr(admin, "_bookies", survey)
@@ -191,7 +191,7 @@ async def test_surveys_of_the_metadata_store_are_bounded(stub: Any, monkeypatch:
     ):
         assert isinstance(await failure_of(call(request, timeout=PATIENCE_S)), Overloaded)
     await stub.Status(admin_pb2.StatusRequest(), timeout=PATIENCE_S)
-    go_on.set()
+    resume.set()
     await first
     await stub.Ledgers(admin_pb2.LedgersRequest(), timeout=PATIENCE_S)
 

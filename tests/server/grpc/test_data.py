@@ -191,7 +191,7 @@ async def test_concurrent_readers_share_slices_of_the_event_loop(
     assert [len(task.result()) for task in tasks] == [100] * 4
     assert len(slices) > 100
     assert max(steps for steps, _, _ in slices) == 3
-    assert min(after[1] - before[2] for before, after in pairwise(slices)) >= data.REST_S / 2
+    assert min(after[1] - before[2] for before, after in pairwise(slices)) >= data.PAUSE_S / 2
 
 
 class Called:
@@ -210,10 +210,10 @@ class Called:
 async def test_concurrent_lists_of_pins_are_bounded(node: OneReplica, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each list reads every pin of every partition and asks every replica."""
     monkeypatch.setattr(calls, "FEW", 2)
-    service, go_on = service_of(node), asyncio.Event()
+    service, resume = service_of(node), asyncio.Event()
 
     async def listed() -> data_pb2.PinsResponse:
-        await go_on.wait()
+        await resume.wait()
         return data_pb2.PinsResponse()
 
     monkeypatch.setattr(service._keeper, "listed", listed)
@@ -224,5 +224,5 @@ async def test_concurrent_lists_of_pins_are_bounded(node: OneReplica, monkeypatc
         async with asyncio.timeout(PATIENCE_S):
             await service.Pins(data_pb2.PinsRequest(), context)
     assert context.code is StatusCode.RESOURCE_EXHAUSTED
-    go_on.set()
+    resume.set()
     assert await first == data_pb2.PinsResponse()

@@ -238,7 +238,7 @@ def puts(count: int, ring_version: int = 0, timeout_ms: int = 0, value_bytes: in
 async def answers_to(session: FrameSession, frame: compact.CompactFrame) -> list[tuple[int, int]]:
     session.accept(frame)
     await asyncio.wait_for(session.wait_all_done(), PATIENCE_S)
-    answers = session.take_brief()
+    answers = session.take_compact()
     assert isinstance(answers, compact.CompactAnswers)
     return list(zip(answers.numbers, answers.versions, strict=True))
 
@@ -248,7 +248,7 @@ async def test_puts_of_a_lane_are_submitted_in_one_call(
     value_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, calls = [], []
-    for is_together in (True, False):
+    for is_atomic in (True, False):
         async with one_server(tmp_path, 1) as (env, backend):
             (partition,) = backend.partitions.values()
             submit, some = backend.submit, list[int]()
@@ -258,7 +258,7 @@ async def test_puts_of_a_lane_are_submitted_in_one_call(
                 on(ops, *rest)
 
             monkeypatch.setattr(backend, "submit", counting)
-            if not is_together:
+            if not is_atomic:
                 monkeypatch.setattr("kvstore.server.grpc.session._are_puts", lambda ops: False)
             found.append(await answers_to(FrameSession(backend, env.clock), puts(30, value_bytes=value_bytes)))
             assert len(partition.log.payloads) > 2 or value_bytes < 20_000

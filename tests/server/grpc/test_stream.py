@@ -44,8 +44,8 @@ class Wire:
         if data == WELCOME:
             return
         for body in self.frames.feed(data):
-            is_brief = body[0] == COMPACT
-            self.answers.append(_answers_of(body[1:]) if is_brief else kv_pb2.Answers.FromString(body[1:]))
+            is_compact = body[0] == COMPACT
+            self.answers.append(_answers_of(body[1:]) if is_compact else kv_pb2.Answers.FromString(body[1:]))
 
     def numbers(self) -> list[int]:
         """Return the numbers of the answered operations."""

@@ -38,8 +38,14 @@ async def store() -> AsyncIterator[MemoryStore]:
 async def test_node_reports_a_new_snapshot_soon_after_it_is_recorded(store: MemoryStore, tmp_path: Path) -> None:
     env = real_env(tmp_path, name="n1")
     last = LastSnapshot(env, store)
+    assert not last.is_read, "a start is no lack of snapshots"
     last.start()
     try:
+
+        async def is_read() -> bool:
+            return last.is_read
+
+        await wait_until(is_read, what="the node knows that there is none")
         assert last.statistics() == {}, "no snapshot is no fresh one"
         now_ms = time.time_ns() // 1_000_000
         await record_snapshot(store, "20260102T000000Z-full-0a1b", record(now_ms - 60_000, rows=7))

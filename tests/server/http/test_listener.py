@@ -308,11 +308,11 @@ async def test_busy_connections_give_way_last() -> None:
 
     class Slow:
         def __init__(self) -> None:
-            self.begun, self.go_on = asyncio.Event(), asyncio.Event()
+            self.begun, self.resume = asyncio.Event(), asyncio.Event()
 
         async def answer(self, request: HttpRequest) -> None:
             self.begun.set()
-            await self.go_on.wait()
+            await self.resume.wait()
             await request.respond(text_response("done\n"))
 
     address = f"127.0.0.1:{free_port()}"
@@ -325,7 +325,7 @@ async def test_busy_connections_give_way_last() -> None:
         for _ in range(3):
             asks, asking = await connected(address, REQUEST)
             await asks.readuntil(b"ok\n")
-        slow.go_on.set()
+        slow.resume.set()
         assert await first.readuntil(b"done\n")
     for writer in (held, asking):
         writer.close()
@@ -520,7 +520,9 @@ async def test_only_probes_need_no_certificate(tmp_path: Path) -> None:
     certificates = Certificates(Tls(ca=ca, cert=cert, key=key, verify_clients=True))
     refused: list[str] = []
     listener = HttpListener(
-        *(Shown(), transport_of(certificates), Beat()),
+        Shown(),
+        transport_of(certificates),
+        Beat(),
         wants_certificate=True,
         note_refused=lambda request, error: refused.append(f"{request.path} {error}"),
     )

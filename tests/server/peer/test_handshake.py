@@ -15,7 +15,7 @@ from kvstore.env.secret import ClusterSecret
 from kvstore.errors import Unavailable
 from kvstore.server.peer import frames, handshake, server
 from kvstore.server.peer.frames import Call, FrameError
-from kvstore.server.peer.handshake import SAID_AGAIN_S, SAID_MAX, RefusedPeers
+from kvstore.server.peer.handshake import ADDRESSES_MAX, LOG_EVERY_S, RefusedPeers
 from kvstore.server.peer.proof import PURPOSE, CallingSide
 from kvstore.types import PartitionId, ServerId
 from kvstore.versions import LINK_FIRST, LINK_LATEST
@@ -163,13 +163,13 @@ def test_refused_peers_are_counted_and_logged_once_a_minute(caplog: pytest.LogCa
             "refused a server link address=10.0.0.1 reason='why'",
             r"refused a server link address=10.0.0.2 reason='I am n1\nand this is a line of the log'",
         ]
-        clock.time += SAID_AGAIN_S
+        clock.time += LOG_EVERY_S
         strangers.note("10.0.0.1", "why")
     assert len(caplog.records) == 3
-    for number in range(2 * SAID_MAX):
+    for number in range(2 * ADDRESSES_MAX):
         strangers.note(str(number), "why")
-    assert len(strangers._said) == SAID_MAX
-    assert strangers.count == 201 + 2 * SAID_MAX
+    assert len(strangers._logged_at) == ADDRESSES_MAX
+    assert strangers.count == 201 + 2 * ADDRESSES_MAX
 
 
 async def test_server_has_one_link_and_old_links_end(cluster: Servers, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -237,9 +237,9 @@ async def test_closing_link_accepts_nothing() -> None:
     link = PeerLink(cast(Any, Links()), N2)
     link.connection_made(cast(Any, Stream()))
     prove(link)
-    assert link.flight.has_room()
+    assert link.flight.has_capacity()
     link.close()
-    assert not link.flight.has_room()
+    assert not link.flight.has_capacity()
 
 
 # docs/protocol.md V3
@@ -253,10 +253,10 @@ async def test_link_is_replaced_by_higher_version_when_idle() -> None:
     link.flight.pending[number] = P1, Pending(number, commands.Get(b"k"), sink, 0)
     link.received_at = link._swept_at = owner.now()
     link._sweep()
-    assert link.flight.has_room()
+    assert link.flight.has_capacity()
     owner.version_to = Links().version_to  # type: ignore[method-assign]
     link._sweep()
-    assert (link.is_open, link.flight.has_room()) == (True, False)
+    assert (link.is_open, link.flight.has_capacity()) == (True, False)
     link.flight.pending.clear()
     link._sweep()
     assert not link.is_open

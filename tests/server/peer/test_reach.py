@@ -1,6 +1,6 @@
 """A server reports which other servers it cannot reach."""
 
-from kvstore.server.peer.reach import CHECK_S, STOOD_STILL_S, Reach
+from kvstore.server.peer.reach import CHECK_S, STALLED_S, Reach
 from kvstore.types import ServerId
 
 A, B = ServerId("a"), ServerId("b")
@@ -35,7 +35,7 @@ def test_silence_restarts_after_a_pause() -> None:
     reach.lost(A, 0.0, 0.0)
     checking(reach, 0.0, 4.0)
     assert reach.silent_s(A, 4.0) == 4.0
-    late = 4.0 + STOOD_STILL_S + 0.1
+    late = 4.0 + STALLED_S + 0.1
     assert reach.silent_s(A, late) is None, "no check has run for too long"
     assert reach.check(late) == [A]
     assert reach.silent_s(A, late + 0.2) is not None
@@ -57,6 +57,6 @@ def test_look_is_due_again_after_rest() -> None:
     assert reach.lost(A, 0.0, 0.0)
     reach.forget(A)
     assert reach.check(0.5) == []
-    reach.rest()
+    reach.pause()
     assert reach.lost(A, 9.0, 9.0)
     assert reach.silent_s(A, 9.5) == 0.5

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from kvstore.server.placement.newcomers import NOTHING, QUIET_S, REST_S, RESTS_S_MAX, STUCK_S, Newcomers, Stand
+from kvstore.server.placement.newcomers import NOTHING, PAUSE_S, PAUSE_S_MAX, QUIET_S, STUCK_S, Newcomers, Progress
 from kvstore.types import PartitionId, Seq, ServerId
 
 PAIR = PartitionId("p1"), ServerId("n4")
 
 
-def taking(*taken: int) -> Stand:
+def taking(*taken: int) -> Progress:
     """Return the state of a newcomer that does not wait for the log."""
-    return Stand((taken[0], taken[1]), None)
+    return Progress((taken[0], taken[1]), None)
 
 
 # docs/protocol.md H6
@@ -30,16 +30,16 @@ def test_following_newcomer_is_judged_only_while_others_progress() -> None:
     """Without bookies no newcomer makes progress."""
     newcomers, now, others = Newcomers(), 0.0, Seq(9_000)
     for _ in range(20):
-        newcomers.note({PAIR: Stand((3, 7), others)}, now)
+        newcomers.note({PAIR: Progress((3, 7), others)}, now)
         assert not newcomers.stuck(now)
         now += STUCK_S / 10
     while now < 2 * STUCK_S + 0.5 * STUCK_S:
         others, now = Seq(others + 1), now + QUIET_S / 2
-        newcomers.note({PAIR: Stand((3, 7), others)}, now)
+        newcomers.note({PAIR: Progress((3, 7), others)}, now)
         assert not newcomers.stuck(now), "the log is read for less than the time"
     for _ in range(int(STUCK_S / QUIET_S) + 1):
         others, now = Seq(others + 1), now + QUIET_S / 2
-        newcomers.note({PAIR: Stand((3, 7), others)}, now)
+        newcomers.note({PAIR: Progress((3, 7), others)}, now)
     assert newcomers.stuck(now) == {PAIR}
 
 
@@ -54,7 +54,7 @@ def test_newcomer_that_was_unjudgeable_starts_again() -> None:
 
 def test_server_rests_twice_as_long_until_a_newcomer_succeeds() -> None:
     newcomers, server = Newcomers(), PAIR[1]
-    for rest_s in (REST_S, 2 * REST_S, 4 * REST_S, 8 * REST_S, 16 * REST_S, RESTS_S_MAX, RESTS_S_MAX):
+    for rest_s in (PAUSE_S, 2 * PAUSE_S, 4 * PAUSE_S, 8 * PAUSE_S, 16 * PAUSE_S, PAUSE_S_MAX, PAUSE_S_MAX):
         newcomers.given_up(server, 0)
         assert newcomers.resting(rest_s - 1) == {server}
         assert not newcomers.resting(rest_s)

@@ -94,7 +94,12 @@ async def redis_port(
         env = replace(env, report_syncs=report_syncs, audit=audit or AuditLines())
         facts = {"Kvstore": {"node_id": "n1"}}
         server = RespServer(
-            *(env, backend, limits or Limits(), refuse_peers, lambda: facts, access),
+            env,
+            backend,
+            limits or Limits(),
+            refuse_peers,
+            lambda: facts,
+            access,
             allows_flush=allows_flush,
             transactions_across_slots=transactions_across_slots,
         )

@@ -28,7 +28,7 @@ from kvstore.server.config import Limits
 from kvstore.server.redis import listener as resp_listener
 from kvstore.server.redis.parser import BULK_BYTES_MAX
 from kvstore.server.redis.pipeline import reply_queue
-from kvstore.server.redis.pipeline.pipeline import TOGETHER_MIN
+from kvstore.server.redis.pipeline.pipeline import BATCHED_MIN
 from tests.server.redis.resp_port import RespPort, redis_port
 from tests.server.redis.test_parser import packed
 from tests.waiting import wait_until
@@ -103,8 +103,8 @@ async def test_read_is_not_answered_before_an_earlier_one(resp: RespPort, monkey
         monkeypatch.setattr(resp.backend, "read_now", lambda _: pytest.fail("it was looked up at once"))
         raw.writer.write(packed(b"GET", b"k"))
         await wait_until(lambda: at_least(len(resp.backend.submitted), before + 2), what="the second is submitted")
-        raw.writer.write(packed(b"GET", b"k") * TOGETHER_MIN)
-        count = 2 + TOGETHER_MIN
+        raw.writer.write(packed(b"GET", b"k") * BATCHED_MIN)
+        count = 2 + BATCHED_MIN
         await wait_until(lambda: at_least(len(resp.backend.submitted), before + count), what="the rest is submitted")
         resp.backend.do_held_reads()
         assert await raw.read(count * len(bulk(b"v"))) == bulk(b"v") * count
@@ -114,7 +114,7 @@ async def test_reads_in_transactions_or_of_other_levels_take_the_slow_path(
     resp: RespPort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resp.backend, "read_now", lambda _: pytest.fail("it was looked up at once"))
-    count = TOGETHER_MIN
+    count = BATCHED_MIN
     async with resp.raw() as raw:
         for asked, wanted in (
             (packed(b"MULTI"), b"+OK\r\n"),
@@ -138,16 +138,16 @@ async def test_pipelined_reads_are_looked_up_together(
         await raw.ask(packed(set_, b"k", b"v"), b"+OK\r\n")
         await raw.ask(packed(get, b"k"), bulk(b"v"))
         assert asked == [[b"k"]]
-        few = TOGETHER_MIN - 1
+        few = BATCHED_MIN - 1
         assert await raw.ask(packed(get, b"k") * few, bulk(b"v") * few) == bulk(b"v") * few
         assert asked == [[b"k"]]
-        wanted = bulk(b"v") * TOGETHER_MIN
-        assert await raw.ask(packed(get, b"k") * TOGETHER_MIN, wanted) == wanted
-        assert asked == [[b"k"], [b"k"] * TOGETHER_MIN]
+        wanted = bulk(b"v") * BATCHED_MIN
+        assert await raw.ask(packed(get, b"k") * BATCHED_MIN, wanted) == wanted
+        assert asked == [[b"k"], [b"k"] * BATCHED_MIN]
         monkeypatch.setattr(resp.backend, "submit", lambda ops, *rest: puts.append(len(ops)) or submit(ops, *rest))
-        done = b"+OK\r\n" * TOGETHER_MIN
-        assert await raw.ask(packed(set_, b"k", b"w") * TOGETHER_MIN, done) == done
-        assert puts == [TOGETHER_MIN]
+        done = b"+OK\r\n" * BATCHED_MIN
+        assert await raw.ask(packed(set_, b"k", b"w") * BATCHED_MIN, done) == done
+        assert puts == [BATCHED_MIN]
 
 
 @pytest.mark.parametrize("protocol", [2, 3])

@@ -18,7 +18,7 @@ from kvstore.server.routing.large_reads import (
     LARGE_BYTES,
     PATIENCE_S,
     QUIET_S,
-    ROOM_FIRST,
+    READS_FIRST,
     LargeReads,
 )
 from kvstore.server.routing.pending import Pending
@@ -77,15 +77,15 @@ class Way:
         if size > LARGE_BYTES:
             self.reads.note_large(pending.sink.line, size, self.now)
         self.reads.ended(number, size, self.now)
-        self._go_on()
+        self._resume()
 
     def come_back(self, number: int) -> None:
         """The operation is refused, or has timed out."""
         self.under_way.pop(number)
         self.reads.over(number)
-        self._go_on()
+        self._resume()
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         while (following := self.reads.next_or_none()) is not None:
             self._begin(following)
         self.reads.check()
@@ -130,11 +130,11 @@ def test_small_reader_waits_for_no_other_and_gains_slots() -> None:
     way, small = Way(), Caller()
     greedy_ones(way, 10)
     way.ask(small, 100)
-    assert len(way.of(small)) == ROOM_FIRST
+    assert len(way.of(small)) == READS_FIRST
     for _ in range(5):
         for number in way.of(small):
             way.answer(number, 10)
-    assert len(way.of(small)) == 32 * ROOM_FIRST
+    assert len(way.of(small)) == 32 * READS_FIRST
 
 
 def test_mixed_reader_counts_by_its_last_value() -> None:
@@ -144,7 +144,7 @@ def test_mixed_reader_counts_by_its_last_value() -> None:
     assert len(way.of(greedy)) == LARGE_AT_ONCE - 1, "it has room for fewer"
     for number in way.of(greedy):
         way.answer(number, 10)
-    assert len(way.of(greedy)) > ROOM_FIRST
+    assert len(way.of(greedy)) > READS_FIRST
     way.ask(other, 10)
     way.answer(way.of(other)[0], LARGE)
     assert len(way.of(other)) == 9, "nobody else reads what is large"

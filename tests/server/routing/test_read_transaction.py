@@ -13,7 +13,7 @@ from kvstore.errors import ConditionFailed, Conflict, InvalidRequest, OutcomeUnk
 from kvstore.partition.state.commands import Check, Flag, Get, Meta, Op, Put, Record, Sink, Transact
 from kvstore.server.cluster.topology import ClusterTopology
 from kvstore.server.routing import read_transaction
-from kvstore.server.routing.read_transaction import LOCKS_MAX, only_reads_several, read_together
+from kvstore.server.routing.read_transaction import LOCKS_MAX, only_reads_several, transact_read_only
 from kvstore.types import PartitionId, ServerId
 from tests.ring.rings import new_ring
 
@@ -99,7 +99,7 @@ class Answer(Sink):
 
 async def read(backend: Moments, op: Transact) -> Any:
     answer = Answer()
-    read_together(backend, op, answer, 0)
+    transact_read_only(backend, op, answer, 0)
     result = await answer.given
     if isinstance(result, StoreError):
         raise result

@@ -236,7 +236,7 @@ class Server:
             if self._serves(partition) and not (partition in router.routes.sent_to or partition in router.waiting):
                 return self.replicas[partition].submit(op, sink, number)
             is_weighed = flight is not None and flight.reads.is_on and op.code == Code.GET
-            if not self._serves(partition) and flight is not None and flight.has_room() and not is_weighed:
+            if not self._serves(partition) and flight is not None and flight.has_capacity() and not is_weighed:
                 sent = self.router.follow(flight, partition, op, sink, number)
                 return self.links[flight.server].send(partition, sent, op)
         self.handle(events.Submitted(op, sink, number))
@@ -347,7 +347,7 @@ class World:
         if server.links:
             server.lose(self.random.choice(sorted(server.links)))
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Advance something in transit by one step."""
         self.now += self.random.choice((0.0, 0.001, 0.02))
         steps_: list[Callable[[], None]] = [
@@ -366,7 +366,7 @@ class World:
         rare = [self.move, self.elect, self.learn, self.learn, self.lose, *([self.leave] if self.reads else [])]
         for _ in range(steps_):
             draw = self.random.random()
-            (self.write if draw < 0.3 else self.random.choice(rare) if draw < 0.36 else self.go_on)()
+            (self.write if draw < 0.3 else self.random.choice(rare) if draw < 0.36 else self.resume)()
         for _ in range(60):
             for server in self._servers():
                 server.learn()

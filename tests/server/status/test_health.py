@@ -227,6 +227,10 @@ def named_like_a_node(report: ClusterReport) -> None:
         node.report.users_like_nodes.append("n2")
 
 
+def snapshot_old(report: ClusterReport) -> None:
+    report.snapshot.age_s, report.snapshot_age_max_s = 28 * 3600.0, 26 * 3600.0
+
+
 CASES: dict[str, tuple[Callable[[ClusterReport], None], int, str, str, str]] = {
     # code: what is wrong, its severity, its subject, its reason (a part of it), the next step (a part of it)
     "no_leader": (leaderless, DOWN, "partition p1", "no leader; 1 of 3 replicas are up", "start n2, n3"),
@@ -323,9 +327,28 @@ CASES: dict[str, tuple[Callable[[ClusterReport], None], int, str, str, str]] = {
     "moves_paused": (paused, DEGRADED, "the ring", "paused, 1 move remaining", "ring resume"),
     "certificate_expires": (expiring, DEGRADED, "node n1", "expires in 12 days", "no restart is needed"),
     "certificate_unusable": (unusable, DEGRADED, "node n1", "in use is valid for 300 days", "log of n1"),
+    "snapshot_old": (snapshot_old, DEGRADED, "snapshots", "is 28 h old; expected at most 26 h", "snapshot create --to"),
     "date_doubtful": (doubtful, DEGRADED, "node n1", "9.0 s ahead", "its clock is right"),
     "date_behind": (dated_behind, DEGRADED, "cluster time", "60.0 s behind", "correct-cluster-time.md"),
 }
+
+
+def test_snapshot_is_demanded_only_with_a_limit() -> None:
+    def limited(report: ClusterReport) -> None:
+        report.snapshot_age_max_s = 26 * 3600.0
+
+    [finding] = found_in(limited)
+    assert (finding.code, finding.reason) == ("snapshot_old", "there is none; expected one of at most 26 h")
+
+    def fresh(report: ClusterReport) -> None:
+        snapshot_old(report)
+        report.snapshot.age_s = report.snapshot_age_max_s
+
+    def unlimited(report: ClusterReport) -> None:
+        snapshot_old(report)
+        report.snapshot_age_max_s = 0.0
+
+    assert found_in(fresh) == found_in(unlimited) == []
 
 
 def found_in(change: Callable[[ClusterReport], None]) -> list[Finding]:
@@ -612,7 +635,7 @@ def test_missing_copies_show_the_age_of_an_old_count() -> None:
     """With 100,000 ledgers, repaired ledgers used to be reported as lacking copies for up to 17 min."""
     report = well()
     wiped(report)
-    report.copies.age_s = health.COUNT_AGE_TOLD_S - 1
+    report.copies.age_s = health.COUNT_AGE_REPORTED_S - 1
     assert "are under-replicated; none" in findings_of(report)[0].reason
     report.copies.age_s = 720.0
     assert "3 ledgers are under-replicated, according to a count 12 min ago; none" in findings_of(report)[0].reason

@@ -25,8 +25,8 @@ from kvstore.proto.admin_pb2 import DEGRADED, DOWN, HEALTHY, ClusterReport, Node
 from kvstore.proto.availability import HeldEntries
 from kvstore.ring import plan
 from kvstore.server.cluster.topology import ClusterTopology
-from kvstore.server.fsck.findings import FsckReport, check_lacking
-from kvstore.server.fsck.presence import runs_lacking, subject_of
+from kvstore.server.fsck.findings import FsckReport, check_missing
+from kvstore.server.fsck.presence import missing_runs, subject_of
 from kvstore.server.http.listener import HttpListener
 from kvstore.server.status.copy_count import copies_report
 from kvstore.server.status.health_numbers import counts_of, numbers_of, unserved_of
@@ -111,8 +111,8 @@ class Facts:
         report = FsckReport()
         held = {bookie: HeldEntries.of_runs([(0, 10)]) for bookie in self.registered}
         for each in self.ledgers:
-            for entries, lacking in [run for runs in runs_lacking(each, each.last_entry, held) for run in runs]:
-                check_lacking(report, subject_of(each), each.quorum, entries, lacking, self.registered.__contains__)
+            for entries, lacking in [run for runs in missing_runs(each, each.last_entry, held) for run in runs]:
+                check_missing(report, subject_of(each), each.quorum, entries, lacking, self.registered.__contains__)
         report.add_health(self.report().findings)
         return report
 
@@ -230,6 +230,10 @@ def certificate_expires(facts: Facts) -> None:
     facts.reports[N3].tls.left_s = 86_400.0
 
 
+def snapshots_stopped(facts: Facts) -> None:
+    facts.each_report(lambda report: setattr(report, "snapshot_age_max_s", 3600.0))
+
+
 def uncounted(facts: Facts) -> None:
     disk_lost(facts)
     facts.is_counted = False
@@ -284,6 +288,7 @@ ROWS = {
     "a move is stuck": Row(move_stuck, DEGRADED, "move_stuck"),
     "a date is in doubt": Row(date_in_doubt, DEGRADED, "date_doubtful"),
     "a certificate expires": Row(certificate_expires, DEGRADED, "certificate_expires"),
+    "no snapshot is taken": Row(snapshots_stopped, DEGRADED, "snapshot_old"),
 }
 WORDS = {HEALTHY: "healthy", DEGRADED: "degraded, all partitions served", DOWN: "down, "}
 VERDICTS = {HEALTHY: "Healthy", DEGRADED: "No data is lost, but", DOWN: "NOT ALL IS SERVED"}

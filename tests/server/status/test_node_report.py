@@ -8,7 +8,7 @@ from typing import Any
 from kvstore.bookie.directories.state import DirectoryState
 from kvstore.meta.store import SessionState
 from kvstore.partition.moves.import_driver import MoveProgress
-from kvstore.partition.state.engine import ROOM_BYTES
+from kvstore.partition.state.engine import RESERVE_BYTES
 from kvstore.proto.admin_pb2 import NodeReport
 from kvstore.ring import MoveId
 from kvstore.server.clock.clock_sync import ClockReport
@@ -158,7 +158,7 @@ def test_report_covers_every_part() -> None:
         "lost",
         31.0,
     )
-    assert (told.disk.total_bytes, told.disk.free_bytes, told.disk.reserve_bytes) == (100, 40, ROOM_BYTES)
+    assert (told.disk.total_bytes, told.disk.free_bytes, told.disk.reserve_bytes) == (100, 40, RESERVE_BYTES)
     bookie = told.bookie
     assert (bookie.id, bookie.state, bookie.ledgers, bookie.limbo_ledgers, bookie.damaged_records) == (
         "n1-ab",

@@ -51,6 +51,16 @@ def seen(**changes: Any) -> ClusterReport:
     return report_of_cluster(ClusterSurvey(server=N1, **given))
 
 
+def test_newest_snapshot_and_smallest_limit_of_all_nodes_count() -> None:
+    given = reports()
+    given[N2].snapshot.age_s, given[N2].snapshot_age_max_s = 7200.0, 3600.0
+    assert [each.code for each in seen(reports=given).findings] == ["snapshot_old"]
+    given[N3].snapshot.age_s, given[N1].snapshot_age_max_s = 3000.0, 90_000.0
+    report = seen(reports=given)
+    assert (report.snapshot.age_s, report.snapshot_age_max_s, list(report.findings)) == (3000.0, 3600.0, [])
+    assert not seen().HasField("snapshot")
+
+
 def test_partitions_show_leader_epoch_and_replica_lag() -> None:
     first, second = seen().partitions
     assert (first.id, first.leader, first.epoch, first.served, first.sequence) == ("p1", "n1", 4, True, 70)

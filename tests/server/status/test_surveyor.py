@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from google.protobuf.message import Message
 
 from kvstore.env.nursery import TaskNursery
 from kvstore.errors import BookieError, InvalidRequest, MetadataUnavailable, NotLeader, PeerRefused
@@ -16,7 +17,7 @@ from kvstore.meta.registration import RegisteredBookies
 from kvstore.meta.store import SessionState
 from kvstore.namespaces import Book, Namespace, NamespaceTable, UsageReport
 from kvstore.namespaces.book import Amount
-from kvstore.proto.admin_pb2 import NodeReport
+from kvstore.proto.admin_pb2 import ClientsReport, NodeReport
 from kvstore.server.access.identities import Access
 from kvstore.server.clock.clock_sync import ClockReport
 from kvstore.server.config import NodeConfig
@@ -53,7 +54,7 @@ class World:
         self.answers: dict[ServerId, Callable[[], Awaitable[bytes]]] = {}
         self.asked: list[ServerId] = []
         self.space: Callable[[], Awaitable[tuple[int, int]]] = self.roomy
-        nothing: Any = SimpleNamespace(statistics=dict, loads=list, stands=dict)
+        nothing: Any = SimpleNamespace(statistics=dict, loads=list, by_move=dict)
         store = SimpleNamespace(state=SessionState.CONNECTED)
         self.store = store
         self.namespaces: Any = SimpleNamespace(
@@ -99,7 +100,7 @@ class World:
         return 100, 40
 
     async def call(self, server: ServerId, partition: str, method: str, body: bytes, timeout_s: float) -> bytes:
-        assert (partition, method) == (STATUS, METHOD)
+        assert (partition, method) in ((STATUS, METHOD), (STATUS, "clients"))
         self.asked.append(server)
         return await self.answers[server]()
 
@@ -108,7 +109,7 @@ async def never() -> Any:
     await asyncio.Event().wait()
 
 
-def saying(report: NodeReport) -> Callable[[], Awaitable[bytes]]:
+def saying(report: Message) -> Callable[[], Awaitable[bytes]]:
     async def answer() -> bytes:
         return report.SerializeToString()
 
@@ -171,7 +172,7 @@ async def test_concurrent_callers_share_one_survey(world: World) -> None:
     assert found[0].cluster_version == 2, "as the node that answers knows it"
     assert sorted(world.asked) == [N2, N3]
     assert all(each is found[0] for each in found)
-    world.clock.advance(surveyor.REST_S)
+    world.clock.advance(surveyor.CACHED_S)
     await world.surveyor.take()
     assert len(world.asked) == 4
     await world.nursery.close()
@@ -199,6 +200,20 @@ async def test_servers_answer_with_their_own_report_only(world: World) -> None:
     assert (report.id, report.resident_bytes, report.metadata.address) == ("n1", 7, "zk:2181")
     with pytest.raises(InvalidRequest, match="expected the method node, got 'all'"):
         world.surveyor.answer(N2, "all", b"")
+    await world.nursery.close()
+
+
+async def test_details_of_all_servers_name_those_that_report_nothing(world: World) -> None:
+    own, other = ClientsReport(counts={"streams": 1}), ClientsReport(counts={"streams": 2})
+    world.surveyor.details = {"clients": lambda: own}
+    world.answers = {N2: saying(other), N3: failing(PeerRefused("n3 refuses connections"))}
+    assert await world.surveyor.details_of_all("clients", ClientsReport) == (
+        {"n1": own, "n2": other}, {"n3": "refuses connections"},
+    )  # fmt: skip
+    world.answers[N2] = failing(InvalidRequest("expected the method node, got 'clients'"))
+    _, silent = await world.surveyor.details_of_all("clients", ClientsReport)
+    assert silent["n2"] == "its release does not report this"
+    assert ClientsReport.FromString(world.surveyor.answer(N2, "clients", b"")) == own
     await world.nursery.close()
 
 

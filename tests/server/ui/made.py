@@ -6,10 +6,11 @@ from typing import Any
 
 from kvstore.errors import StoreError
 from kvstore.meta.snapshots import SnapshotRecord
-from kvstore.proto.admin_pb2 import AccessResponse, SlowLogResponse, TransactionsResponse
+from kvstore.proto.admin_pb2 import AccessResponse, ClientsReport, SlowLogResponse, TransactionsResponse
 from kvstore.proto.data_pb2 import PinsResponse
 from kvstore.server.redis.session import ShownClient
 from kvstore.server.ui.details import NodeDetails
+from kvstore.server.ui.local import clients_report
 from kvstore.types import PartitionId
 
 HOSTILE = "<script>alert(1)</script>"
@@ -45,11 +46,15 @@ def made_details(fault: StoreError | None = None) -> NodeDetails:
         pins=pins,
         access=access,
         snapshots=snapshots,
-        transactions=transactions,
-        clients=lambda most: [ShownClient(7, "10.0.0.9:5", RAW, HOSTILE, b"redis-py", 3)] * min(most, 2),
-        statistics=lambda: {"resp_connections": 2, "session_streams": 5},
         slow=slow,
         audited=lambda: [audited("BEGUN"), audited("OK")],
+    )
+
+
+def clients() -> ClientsReport:
+    """Return the report of one server."""
+    return clients_report(
+        [ShownClient(7, "10.0.0.9:5", RAW, HOSTILE, b"redis-py", 3)] * 2, {"resp_connections": 2, "session_streams": 5}
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import orjson
 import pytest
+from google.protobuf.message import Message
 
 from kvstore.devcluster.zookeeper import free_port
 from kvstore.env.beat import Beat
@@ -26,7 +27,7 @@ from kvstore.server.ui.ledgers import NEWEST, ledgers_page_of
 from kvstore.server.ui.pages import FILES, POLICY
 from kvstore.server.ui.subjects import LEDGERS_SHOWN
 from tests.server.http.test_listener import Shown
-from tests.server.ui.made import made_details
+from tests.server.ui.made import clients, made_details, transactions
 from tests.server.ui.test_view import Elements, judged, loaded
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -68,6 +69,11 @@ class Made:
 
     async def take(self) -> ClusterReport:
         return self.report
+
+    async def details_of_all(self, method: str, kind: type[Message]) -> tuple[dict[str, Message], dict[str, str]]:
+        made: dict[str, Message] = {"clients": clients(), "transactions": transactions()}
+        assert type(made[method]) is kind
+        return {"n1": made[method]}, {"n3": "refuses connections"}
 
     async def ledgers(self, partition: str = "", *, newest: int = 0) -> LedgersResponse:
         assert newest in (NEWEST, LEDGERS_SHOWN)

@@ -40,7 +40,9 @@ async def test_keyboard_skips_to_the_content_and_reaches_wide_tables(opened: Ope
         assert stops[:2] == ["Skip to the content", "kvstore"]
         sections = [each for each in stops if each.startswith("section ")]
         assert sections == ["section nodes", "section hot", "section partitions", "section bookies"]
-        assert stops[stops.index("section partitions") + 1 :][:2] == ["p1", "0"], "a partition's page and its ledgers"
+        assert stops[stops.index("section partitions") + 1 :][:3] == ["p1", "n1", "0"], (
+            "a partition, its leader and its ledgers"
+        )
         assert stops[-1] == "this node", "nothing holds the focus"
 
 

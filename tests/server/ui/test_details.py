@@ -7,14 +7,22 @@ from typing import Any
 import pytest
 
 from kvstore.errors import MetadataUnavailable
-from kvstore.proto.admin_pb2 import LedgersResponse
+from kvstore.proto.admin_pb2 import LedgersResponse, TransactionsResponse
 from kvstore.proto.data_pb2 import PinsResponse
 from kvstore.server.ui.cells import page_path
 from kvstore.server.ui.ledgers import BOOKIE_COLUMNS, bookie_ledgers_page_of
+from kvstore.server.ui.local import (
+    ROWS_MAX,
+    clients_page,
+    clients_report,
+    oldest_of,
+    snapshots_page,
+    transactions_page,
+)
 from kvstore.server.ui.pages import DETAILS, MENU, POLICY
 from kvstore.server.ui.subjects import bookie_page, node_page, others_of, partition_page
 from tests.server.status.test_health import silent
-from tests.server.ui.made import HOSTILE, made_details
+from tests.server.ui.made import HOSTILE, clients, made_details, transactions
 from tests.server.ui.test_dashboard import Opened, fetch, log_of, opened
 from tests.server.ui.test_view import Elements, judged, loaded
 
@@ -62,10 +70,10 @@ async def test_names_of_others_are_shown_as_text(opened: Opened, path: str) -> N
 async def test_every_page_is_reached_from_every_other(opened: Opened) -> None:
     for path in ("", "/clients", "/node?id=n1"):
         linked = {str(each["href"]) for each in Elements((await fetch(f"{opened.url}/ui{path}"))[1]).of("a")}
-        assert {f"/ui/{name}" for name, _ in MENU} <= linked
+        assert {path for path, _ in MENU} <= linked
     linked = {str(each["href"]) for each in Elements((await fetch(f"{opened.url}/ui"))[1]).of("a")}
     assert {"/ui/node?id=n1", "/ui/partition?id=p1", "/ui/bookie?id=n1-ab"} <= linked
-    assert {name for name, _ in MENU} <= {*DETAILS, "keys", "sessions"}
+    assert {path for path, _ in MENU} <= {"/ui", *(f"/ui/{name}" for name in (*DETAILS, "keys", "sessions"))}
 
 
 async def test_unknown_subject_is_not_found(opened: Opened) -> None:
@@ -126,6 +134,50 @@ def test_pages_show_what_the_cluster_finds_about_their_subject() -> None:
     assert [each["subject"] for each in page["findings"]] == ["node n3"]
     assert "ledgers" not in facts(page), "nobody reports them"
     assert node_page(judged(loaded()), loaded().nodes[0])["verdict"] == ""
+
+
+def test_clients_page_shows_the_clients_of_all_nodes() -> None:
+    page = clients_page(
+        {"n1": clients(), "n2": clients_report([], {"http_watches": 3})}, {"n3": "no answer within 1 s"}
+    )
+    assert rows(page, "counts") == [["n1", "2", "5", "0", "0"], ["n2", "0", "0", "0", "3"]]
+    assert page["tables"][0]["note"] == "n3 is not included: no answer within 1 s."
+    assert [row[:2] for row in rows(page, "clients")] == [["n1", "7"], ["n1", "7"]]
+    nobody = clients_page({"n1": clients_report([], {})}, {})
+    assert [each["note"] for each in nobody["tables"]] == ["", "No client is connected to the Redis port."]
+
+
+def test_transactions_page_shows_the_oldest_of_all_leaders_first() -> None:
+    report = loaded()
+    report.partitions[0].lead.intents, report.partitions[0].lead.oldest_intent_s = 700, 45.0
+    report.partitions[1].lead.intents = 1
+    other = TransactionsResponse()
+    other.replicas.add(partition="p2", is_leader=True).intents.add(key=b"k", attempt="p1/1/1", home="p1", age_s=90.0)
+    page = transactions_page(judged(report), {"n1": transactions(), "n2": other}, {"n3": "refuses connections"})
+    assert [row[:4] for row in rows(page, "intents")] == [["p2", "n2", "k", "p1"], ["p1", "n1", HOSTILE, "p2"]]
+    assert [row[:3] for row in rows(page, "decisions")] == [["p1", "n1", "h"]]
+    assert page["tables"][0]["note"].startswith("701 intents. ")
+    assert page["tables"][1]["note"] == "1 decision. n3 is not included: refuses connections."
+    assert [each["code"] for each in page["findings"]] == ["transaction_hangs"]
+
+
+def test_server_reports_its_oldest_transactions_up_to_a_bound() -> None:
+    found = TransactionsResponse()
+    leader = found.replicas.add(partition="p1", is_leader=True)
+    for number in range(ROWS_MAX + 7):
+        leader.intents.add(key=b"%d" % number, age_s=number)
+    found.replicas.add(partition="p2", is_leader=False).intents.add(key=b"its leader reports it")
+    [shown] = oldest_of(found).replicas
+    assert (len(shown.intents), shown.intents[0].age_s, shown.intents[-1].age_s) == (ROWS_MAX, ROWS_MAX + 6, 7)
+
+
+def test_snapshots_page_shows_the_limit_and_what_the_cluster_finds() -> None:
+    report = judged(loaded())
+    assert "No node limits its age." in snapshots_page(report, [])["tables"][0]["note"]
+    report.snapshot_age_max_s = 26 * 3600
+    page = snapshots_page(judged(report), [])
+    assert "The last should be at most 26 h old." in page["tables"][0]["note"]
+    assert [(each["subject"], each["link"]) for each in page["findings"]] == [("snapshots", "/ui/snapshots")]
 
 
 def test_ledgers_of_a_bookie_are_shown_without_what_their_list_lacks() -> None:

@@ -10,10 +10,12 @@ from urllib.parse import quote
 
 import pytest
 
+from kvstore.server.cluster.topology import ClusterTopology
 from kvstore.server.ui import key_pages, keys
 from kvstore.server.ui.pages import POLICY
 from tests.server.access.tables import table
 from tests.server.gateway.world import ResponseKind, World, gateway_world
+from tests.server.status.test_overview import N1, N2, P1, P2, RING, SERVERS
 from tests.server.ui.made import HOSTILE
 from tests.server.ui.test_view import Elements
 
@@ -144,6 +146,48 @@ async def test_pages_have_the_rights_of_their_viewer(guarded: World, user: str, 
     assert (await guarded.ask("GET", "/ui/ui.css", user=user)).status == (200 if user else 401)
     shown = (await guarded.ask("GET", "/ui/key?key=t/a", user=user)).body
     assert (b"mine" in shown) == (statuses[1] == 200)
+
+
+async def test_key_page_names_the_partition_and_its_leader(world: World, guarded: World) -> None:
+    await put(world, b"t/a", b"v")
+    for key, partition in (("t/a", "p3"), ("absent", "p2")):
+        answer = await world.ask("GET", f"/ui/key?key={key}")
+        assert linked(answer, "partition") == [f"/ui/partition?id={partition}"]
+        assert "<dt>leader</dt><dd>none</dd>" in text_of(answer), "the server of this test knows no leader"
+    await put(guarded, b"t/a", b"v", user="tenant")
+    answer = await guarded.ask("GET", "/ui/key?key=t/a", user="tenant")
+    assert "<dt>partition</dt><dd>p3</dd>" in text_of(answer)
+    assert linked(answer, "partition") == []
+
+
+def test_place_of_a_key_links_to_its_leader() -> None:
+    led = ClusterTopology(RING, {P1: (N1, 4), P2: (N2, 6)}, SERVERS)
+    shown = [keys.place_of(b"k%d" % number, led, is_linked=True) for number in range(9)]
+    assert {tuple(fact.text for fact in place) for place in shown} == {("p1", "n1"), ("p2", "n2")}
+    assert {place[1].link for place in shown} == {"/ui/node?id=n1", "/ui/node?id=n2"}
+    assert [fact.link for fact in keys.place_of(b"k", led, is_linked=False)] == ["", ""]
+
+
+async def test_page_leads_its_viewer_only_where_the_viewer_may_go(guarded: World) -> None:
+    await put(guarded, b"t/a", b"v", user="tenant")
+    for user in ("tenant", "root"):
+        for path in ("/ui/keys?prefix=t/", "/ui/key?key=t/a", "/ui/sessions"):
+            elements = Elements(text_of(await guarded.ask("GET", path, user=user)))
+            paths = {str(each["href"]).partition("?")[0] for name in ("a", "link") for each in elements.of(name)}
+            paths |= {str(each["src"]) for each in elements.of("script")}
+            asked = {each: (await guarded.ask("GET", each, user=user)).status for each in paths if each[0] == "/"}
+            assert "/ui/tables.js" in asked
+            assert ("/ui" in asked) == (user == "root")
+            refused = {each for each, status in asked.items() if status == 403}
+            assert refused <= {"/ui/keys", "/ui/sessions"}, "whose rights depend on the prefix"
+
+
+async def test_user_who_may_not_see_the_cluster_is_led_to_the_keys(guarded: World) -> None:
+    for path in ("/", "/ui"):
+        answer = await guarded.ask("GET", path, user="tenant", Accept="text/html,*/*;q=0.8")
+        assert linked(answer, "keys") == ["/ui/keys?prefix=t%2F"]
+        assert (await guarded.ask("GET", path, user="tenant")).status == 403, "a program is refused"
+    assert (await guarded.ask("GET", "/ui/users", user="tenant", Accept="text/html")).status == 403
 
 
 async def test_refusal_names_the_prefixes_that_the_viewer_may_read(guarded: World) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 from kvstore.cli.status.views import bookie_document
 from kvstore.proto.admin_pb2 import ClusterReport
 from kvstore.server.status.health import findings_of, health_of
-from kvstore.server.status.sizes import size
+from kvstore.server.status.sizes import size, span
 from kvstore.server.ui.picture import ring_of
 from kvstore.server.ui.view import BOOKIE_COLUMNS, NODE_COLUMNS, live_of, page_of, shape_of
-from kvstore.server.ui.words import key, parts, rate, span, took, when
+from kvstore.server.ui.words import key, parts, rate, took, when
 from tests.server.status.test_health import silent, well
 
 

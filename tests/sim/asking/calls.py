@@ -17,9 +17,9 @@ from tests.sim.world.loop import Process
 from tests.sim.world.network import SimNetwork
 
 declare(
-    "client.put_together",
+    "client.evaluate_batched",
     "client.read_at_once",
-    "client.read_together",
+    "client.transact_read_only",
     "client.frame",
     "client.answer_of_a_late_attempt",
 )
@@ -149,12 +149,12 @@ class Frame(Sink):
             if all(isinstance(op, Get) and not (op.level or op.seq) for op in ops):
                 rows = self._backend.read_now([op.key for op in ops])
                 if rows is not NOT_NOW:
-                    probe("client.read_at_once" if len(ops) == 1 else "client.read_together")
+                    probe("client.read_at_once" if len(ops) == 1 else "client.transact_read_only")
                     for token, row in enumerate(rows):
                         self.complete(token, None if row is None else record_of(row))
                     return
             elif all(op.code == Code.PUT and op.key for op in ops):
-                probe("client.put_together")
+                probe("client.evaluate_batched")
                 return self._backend.submit(ops, self, range(len(ops)))  # type: ignore[no-any-return]
         if len(ops) > 1:
             probe("client.frame")

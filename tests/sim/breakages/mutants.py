@@ -209,7 +209,7 @@ def _waits_for_bytes(patch: pytest.MonkeyPatch) -> None:
     make = SegmentSupply.make_spare
 
     def make_if_bytes_were_missing(self: Any) -> None:
-        if not self._lacks_room:
+        if not self._why_none:
             make(self)
 
     patch.setattr(SegmentSupply, "make_spare", make_if_bytes_were_missing)
@@ -222,7 +222,9 @@ from_wal("a recovery publishes its ensemble early", "kill_leader", "isolate", "c
 from_wal("unknown counts as absent", story=holder_that_does_not_answer)
 from_wal(
     "acknowledges while the ensemble changes",
-    *("kill", "isolate", "metadata_trouble"),
+    "kill",
+    "isolate",
+    "metadata_trouble",
     found_by=6,
     nodes=5,
     pace_s=0.2,

@@ -41,8 +41,8 @@ def _one_deposes(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("what was measured before a standstill counts", story=observers_that_stand_still, session_s=600.0)
 def _standstill_counts(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(reach, "STOOD_STILL_S", inf)
-    patch.setattr(link, "STOOD_STILL_S", inf)
+    patch.setattr(reach, "STALLED_S", inf)
+    patch.setattr(link, "STALLED_S", inf)
 
 
 @mutant("whoever asks may depose, reached or not", story=successor_that_few_reach, lead_back_s=1.0)

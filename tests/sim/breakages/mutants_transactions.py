@@ -116,13 +116,13 @@ def _no_effect(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("Tx8 the decision ends before all have resolved", *LOSSES, **QUICK)
 def _early_end(patch: pytest.MonkeyPatch) -> None:
-    tell_all = _Outcome.tell_all
+    notify_all = _Outcome.notify_all
 
     def tell_and_end(self: _Outcome) -> None:
-        tell_all(self)
+        notify_all(self)
         self.end()
 
-    patch.setattr(_Outcome, "tell_all", tell_and_end)
+    patch.setattr(_Outcome, "notify_all", tell_and_end)
 
 
 # ── Tx9 to Tx12: reads and writes at intents ──────────────────────────────────────────────────────────────────────────
@@ -135,7 +135,7 @@ def _impatient_reads(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("Tx9 a leader does not note that it sends PREPARED", **QUICK)
 def read_past_prepared(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PreparedAnswers, "_say", lambda *_: None)
+    patch.setattr(PreparedAnswers, "_give_prepared", lambda *_: None)
 
 
 @mutant("Tx9 writes do not wait at intents", **QUICK)

@@ -66,9 +66,9 @@ def _unfenced(patch: pytest.MonkeyPatch) -> None:
         try:
             answer = await self._ports.bookies.read(bookie, self.metadata.ledger, wanted, fence_key=key)
         except BookieError:
-            self._tell(Unknown(bookie, entry))
+            self._handle(Unknown(bookie, entry))
             return
-        self._tell(LastAnswer(bookie, answer.packet) if entry is None else EntryAnswer(bookie, entry, answer.packet))
+        self._handle(LastAnswer(bookie, answer.packet) if entry is None else EntryAnswer(bookie, entry, answer.packet))
 
     patch.setattr(opener._Run, "_ask", ask)
 
@@ -407,7 +407,7 @@ def _absent_in_batch(patch: pytest.MonkeyPatch) -> None:
     async def ask(self: Any, bookie: Any, entry: Any) -> None:
         ahead = self._ahead[bookie]
         if entry is not None and self._recovery.found >= recovery.READ_AHEAD:
-            self._tell(EntryAnswer(bookie, entry, await ahead.take(entry)))
+            self._handle(EntryAnswer(bookie, entry, await ahead.take(entry)))
         else:
             await original(self, bookie, entry)
 

@@ -102,7 +102,7 @@ class Contest:
                 self.counts["stopped"] += 1
                 owner.stop(with_an_answer=random.random() < 0.5)
                 await asyncio.sleep(random.uniform(0.1, 2.5 * TTL_S))
-                owner.go_on()
+                owner.resume()
             await asyncio.sleep(random.uniform(0.0, 0.3))
             if self.stops and random.random() < 0.1:
                 self.counts["killed"] += 1
@@ -123,7 +123,7 @@ class Contest:
             self.counts["stopped"] += 1
             owner.stop(with_an_answer=random.random() < 0.5)
             await asyncio.sleep(random.uniform(0.1, 3 * TTL_S))
-            owner.go_on()
+            owner.resume()
 
 
 async def play_out(contest: Contest, seconds: float) -> None:

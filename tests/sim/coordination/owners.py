@@ -61,7 +61,7 @@ class Owner:
         else:
             self._runs.clear()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self._stops_with_answer = False
         self._runs.set()
 

@@ -108,7 +108,7 @@ class Work:
                 self.counts["stopped"] += 1
                 owner.stop(with_an_answer=random.random() < 0.5)
                 await asyncio.sleep(random.uniform(0.1, 3 * TTL_S))
-                owner.go_on()
+                owner.resume()
             if random.random() < 0.1:
                 self.counts["killed"] += 1
                 return

@@ -53,7 +53,7 @@ class Lives:
             owner.stop()
             last = session.lease.deadline
             await self._gone(looker, session.lease, last)
-            owner.go_on()
+            owner.resume()
             await self._hears(session)
             await owner.nursery.close()
 

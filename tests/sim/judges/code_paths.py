@@ -91,7 +91,7 @@ CODE_PATHS: dict[str, CodePath] = {
     "an orphan is swept": CodePath(
         Trimmer, "_sweep", _is_true, ("kill_leader", "kill"), {"log.orphan_age_s": 2.0, "log.roll_entries": 2}
     ),
-    "a bookie is full": CodePath(BookieRefusals, "no_room", faults=("full_disk",), hints={"segment_bytes": 8192}),
+    "a bookie is full": CodePath(BookieRefusals, "no_space", faults=("full_disk",), hints={"segment_bytes": 8192}),
     "a bookie doubts a ledger": CodePath(Facts, "set_limbo", faults=("flip_bits", "kill")),
     "the lead is handed back": CodePath(Replica, "yield_lead", faults=("kill_leader",), hints=RARELY),
     "a replica answers by itself": CodePath(

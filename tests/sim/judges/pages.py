@@ -29,7 +29,11 @@ def page_fits(op: Scan | Range | ScanTokens, result: Any, states: LogStates, has
         return _listed(states, keys, names, backwards, limit, lambda key, seq: _is_there(states, key, seq))
     records = {key: Record(*record) for key, record in items}
     return _listed(
-        *(states, keys, [key for key, _ in items], backwards and is_range, limit),
+        states,
+        keys,
+        [key for key, _ in items],
+        backwards and is_range,
+        limit,
         lambda key, seq: _has(states, key, seq, records[key], keys_only=bool(flags & Flag.KEYS_ONLY)),
     )
 
@@ -47,7 +51,11 @@ def _tokens_fit(op: ScanTokens, result: Any, states: LogStates, hash: KeyHash) -
     if tokens != sorted(tokens) or (following is not None and len(set(tokens)) > max(limit, 1) > 0):
         return lambda _seq: False
     return _listed(
-        *(states, keys, sorted(names), False, 0),
+        states,
+        keys,
+        sorted(names),
+        False,
+        0,
         lambda key, seq: _has(states, key, seq, records[key], keys_only=bool(flags & Flag.KEYS_ONLY)),
     )
 

@@ -191,12 +191,12 @@ def _has_moved(*goals: Goal) -> Taken:
 
 
 PATHS: dict[str, CodePath] = {
-    "plain puts are decided as a batch": CodePath(evaluate, "put_together", _is_taken),
+    "plain puts are decided as a batch": CodePath(evaluate, "evaluate_batched", _is_taken),
     "a batch of plain puts is decided columnwise": CodePath(evaluate, "put_all", _is_taken),
     "request ids of a batch are found to be new": CodePath(plain_puts, "new_or_none", _is_taken),
     "a batch of puts follows what is in flight": CodePath(plain_puts, "_follow", _is_true),
     "results of a batch are remembered": CodePath(RetryTable, "_remember_batched"),
-    "a single put needs no draft": CodePath(Evaluator, "_evaluate_lone", _is_taken),
+    "a single put needs no draft": CodePath(Evaluator, "_evaluate_single", _is_taken),
     "a plain put is decided on among others": CodePath(Evaluator, "_put"),
     "a plain put with a request id is decided on among others": CodePath(Evaluator, "_put_once"),
     "a range is deleted": CodePath(Evaluator, "_delete_range"),

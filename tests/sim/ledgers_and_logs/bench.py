@@ -185,7 +185,10 @@ class Bench:
         store, env = store or FrozenStore(self.tree), replace(self.env, death=death)
         choice = self.ports_on(store).choice
         return PartitionLogs(
-            *(env, store, self.bookies, choice),
+            env,
+            store,
+            self.bookies,
+            choice,
             is_release=RELEASE.__eq__,
             config=config or self.config,
             deaths=deaths,

@@ -89,11 +89,11 @@ def test_stopped_worker_is_not_held_by_low_rate() -> None:
     async def case(bench: Bench) -> None:
         is_off = False
 
-        def go_on() -> None:
+        def resume() -> None:
             if is_off:
                 raise LedgerError("switched off")
 
-        pace = GuardedCopyPace(CopyPace(bench.env.clock, 1), go_on)
+        pace = GuardedCopyPace(CopyPace(bench.env.clock, 1), resume)
         waiting = asyncio.ensure_future(pace.spend(1_000_000))
         await asyncio.sleep(10.0)
         is_off, began = True, bench.env.clock.now()

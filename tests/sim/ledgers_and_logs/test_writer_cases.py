@@ -283,7 +283,7 @@ def test_slow_bookie_does_not_stop_writing() -> None:
 
 # docs/protocol.md W2, W8
 def test_overloaded_bookie_takes_adds_again_once_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "OWED_ENTRIES_MAX", 3)
+    monkeypatch.setattr(writer, "OUTSTANDING_ENTRIES_MAX", 3)
 
     async def case(bench: Bench) -> None:
         handle = bench.handle(await bench.ledger())
@@ -305,7 +305,7 @@ def test_overloaded_bookie_takes_adds_again_once_it_answers(monkeypatch: pytest.
 
 # docs/protocol.md W2
 def test_overloaded_bookie_is_no_spare_for_another_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "OWED_ENTRIES_MAX", 3)
+    monkeypatch.setattr(writer, "OUTSTANDING_ENTRIES_MAX", 3)
 
     async def case(bench: Bench) -> None:
         handle = bench.handle(await bench.ledger())

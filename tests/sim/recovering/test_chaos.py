@@ -30,7 +30,7 @@ def test_nothing_is_lost_while_ledgers_are_repaired_under_faults(monkeypatch: py
 
     async def repair(self: LedgerRepairer, *arguments: Any, **named: Any) -> Any:
         done = await original(self, *arguments, **named)
-        mended.append(done.is_whole)
+        mended.append(done.is_complete)
         return done
 
     monkeypatch.setattr(LedgerRepairer, "repair", repair)

@@ -53,7 +53,7 @@ def test_closed_ledger_keeps_every_entry_that_any_bookie_has() -> None:
         assert await recorded(bench) == (B1, B2, B3), "showing the loss changes nothing"
         loss, mended = await given_up(bench)
         assert loss.text == "5-6"
-        assert mended.is_whole
+        assert mended.is_complete
         assert await recorded(bench) == (B1, B2, B4)
         assert bench.bookies.at[B4].of(LEDGER) == [each for each in range(COUNT) if each not in (5, 6)]
         assert lost_entries(await bench.recorded()) == [range(5, 7)]
@@ -82,7 +82,7 @@ def test_leader_does_not_miss_entries_marked_as_lost() -> None:
         await bench.pass_time(5)
         assert marked == [{B1, B2, B3}]
         loss, mended = await given_up(bench)
-        assert (loss.text, mended.is_whole) == ("5", True)
+        assert (loss.text, mended.is_complete) == ("5", True)
         await bench.pass_time(60)
         assert (len(marked), leaders.lacking) == (1, {})
 
@@ -97,7 +97,7 @@ def test_ledger_with_unknowable_end_is_closed_after_last_remaining_entry() -> No
         assert (await abandonment(bench).find_loss(LEDGER)).lost == ()
         assert not bench.bookies.at[B1].fenced
         loss, mended = await given_up(bench)
-        assert (loss.last, loss.lost, mended.is_whole) == (COUNT - 1, (), True)
+        assert (loss.last, loss.lost, mended.is_complete) == (COUNT - 1, (), True)
         found = await bench.recorded()
         assert (found.state, found.last_entry) == (LedgerState.CLOSED, COUNT - 1)
         assert set(found.fragments[0].ensemble) == {B1, B4, B5}
@@ -247,7 +247,7 @@ def test_nothing_is_marked_as_lost_when_returned_bookie_may_have_it(is_closed: b
         assert lost_entries(found) == []
         bench.bookies.start(B3)
         loss, mended = await given_up(bench)
-        assert (loss.last, loss.lost, mended.is_whole) == (COUNT - 1, (), True)
+        assert (loss.last, loss.lost, mended.is_complete) == (COUNT - 1, (), True)
 
     run(case, bookies=4)
 
@@ -378,6 +378,6 @@ def test_bookie_with_damage_in_confirmed_entries_does_not_block_closing() -> Non
 
         bench.bookies.read_lac = damaged  # type: ignore[method-assign]
         loss, mended = await given_up(bench)
-        assert (loss.last, loss.lost, mended.is_whole) == (COUNT - 1, (), True)
+        assert (loss.last, loss.lost, mended.is_complete) == (COUNT - 1, (), True)
 
     run(case, bookies=5)

@@ -182,7 +182,7 @@ def test_remaining_fragments_are_copied_however_many_are_marked_as_lost(monkeypa
         store = MemoryStore(bench.tree)
         repairer = LedgerRepairer(bench.ports_on(store), store, bench.env.nursery, CopyPace(bench.env.clock, 1 << 20))
         loss, mended = await given_up(repairer, bench)
-        assert (loss.text, mended.is_whole, mended.reason) == ("0-59", True, "")
+        assert (loss.text, mended.is_complete, mended.reason) == ("0-59", True, "")
         (newcomer,) = {B4, B5}.intersection(await recorded(bench))
         assert bench.bookies.at[newcomer].of(LEDGER) == list(range(60, 80))
         assert lost_entries(await bench.recorded()) == [range(60)]
@@ -203,7 +203,7 @@ def test_fragments_marked_as_lost_need_no_space_on_full_disk() -> None:
         store = MemoryStore(bench.tree)
         repairer = LedgerRepairer(bench.ports_on(store), store, bench.env.nursery, CopyPace(bench.env.clock, 1 << 20))
         loss, mended = await given_up(repairer, bench)
-        assert (loss.text, mended.is_whole, mended.reason) == ("3", True, "")
+        assert (loss.text, mended.is_complete, mended.reason) == ("3", True, "")
 
     run(case, bookies=4)
 

@@ -132,7 +132,7 @@ async def holder_that_does_not_answer(stage: Stage) -> None:
         if entry is None or _is_of(bookie, stranger) or stage.world.loop.time() > until:
             return True
         await asyncio.sleep(0.01)
-        run._tell(Unknown(bookie, entry))
+        run._handle(Unknown(bookie, entry))
         return False
 
     with _asking(ask):
@@ -164,7 +164,7 @@ async def late_add_meets_a_recovery(stage: Stage) -> None:
             await stored.wait()
             return True
         if entry is None or _is_of(bookie, old):
-            run._tell(Unknown(bookie, entry))
+            run._handle(Unknown(bookie, entry))
             return False
         return True
 

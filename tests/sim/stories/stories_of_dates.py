@@ -11,7 +11,7 @@ from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Flag
 from kvstore.proto import kv_pb2
 from kvstore.server.clock.clock_judge import RATE
-from kvstore.server.grpc.session import progress_of
+from kvstore.server.grpc.session import progress_message
 from kvstore.types import LedgerId, PartitionId
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.pins import Pins
@@ -95,7 +95,7 @@ async def requests_over_a_jump(stage: Stage) -> None:
 def time_told_by(node: Node) -> kv_pb2.Progress:
     """Return the time that a client receives when it connects to this server first."""
     assert node.served is not None
-    return progress_of(node.served.dispatcher, node.served.env.clock, P)
+    return progress_message(node.served.dispatcher, node.served.env.clock, P)
 
 
 async def request(stage: Stage, node: Node, seen_ms: int) -> Operation:

@@ -387,7 +387,7 @@ def _is_readonly(node: Node) -> bool:
     return bookie is not None and bookie.storage.is_readonly
 
 
-def _has_room(node: Node) -> bool:
+def _has_capacity(node: Node) -> bool:
     """Return True if no other fault keeps files on its disk from growing."""
     return node.disk.free_bytes() > 1 << 30 and node.disk.has_inodes and not node.disk.refusals
 
@@ -395,7 +395,7 @@ def _has_room(node: Node) -> bool:
 async def _until_writable(chaos: Chaos, node: Node) -> None:
     """Report a broken rule if a process runs for WRITABLE_S with free disk space while its bookie stays read-only."""
     process, looks = node.sim.process, 0
-    while _is_readonly(node) and node.sim.process is process and _has_room(node):
+    while _is_readonly(node) and node.sim.process is process and _has_capacity(node):
         looks += 1
         if looks > WRITABLE_S / LOOK_S:
             chaos.cluster.broken(f"B9 {node.name} is read-only {WRITABLE_S} s after its disk has free space")

@@ -121,7 +121,7 @@ class Engines:
         if partition in self._engines:
             self.retired[partition] = self._engines.pop(partition), 0
 
-    def spoil(self, partition: PartitionId) -> None:
+    def set_damaged_aside(self, partition: PartitionId) -> None:
         """Damage the replica's copy: it begins with nothing."""
         self._engines.pop(partition, None)
 

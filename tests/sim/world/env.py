@@ -78,7 +78,7 @@ class SimClock(Unjudged):
         """Restart the clock."""
         self._boots += 1
         self.boot_id = f"boot{self._boots}"
-        self.go_on()
+        self.resume()
         self._booted = self._seen() - self._random.uniform(1, 100)
         self._rate = 1 + self._random.uniform(-self._config.drift_max, self._config.drift_max)
 
@@ -91,11 +91,11 @@ class SimClock(Unjudged):
         return EPOCH_MS + self._skew_ms + int(self._seen() * 1000)
 
     def stand_still(self) -> None:
-        """Stop the clock until `go_on`, as the clock of a machine that moves to another host may stop."""
+        """Stop the clock until `resume`, as the clock of a machine that moves to another host may stop."""
         if self._stands_since is None:
             self._stands_since = self._loop.time()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         if self._stands_since is not None:
             self._hidden_s += self._loop.time() - self._stands_since
             self._stands_since = None
@@ -206,7 +206,7 @@ class SimNode:
         """Resume the process as SIGCONT does."""
         assert self.process is not None
         self.world.trace.event(self.name, "resume")
-        self.clock.go_on()
+        self.clock.resume()
         self.world.loop.resume(self.process)
 
     async def call(self, work: Coroutine[Any, Any, T]) -> T:
@@ -288,7 +288,7 @@ class SimNode:
 
     def _end(self, process: Process, *, silent: bool) -> None:
         self.world.loop.kill(process)
-        self.clock.go_on()
+        self.clock.resume()
         self.world.network.process_died(process, silent=silent)
         self.disk.kill()
 

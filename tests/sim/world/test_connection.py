@@ -204,9 +204,9 @@ def test_bookie_without_batches_is_asked_for_none_until_possible_upgrade(
                 await asyncio.sleep(0.5)
         gaps = [after - before for before, after in pairwise(sent)]
         assert gaps == sorted(gaps)
-        assert gaps[0] >= batches.REST_MIN_S
+        assert gaps[0] >= batches.DELAY_MIN_S
         assert 3 <= len(sent) <= 8
-        await asyncio.sleep(batches.REST_MAX_S)
+        await asyncio.sleep(batches.DELAY_MAX_S)
         assert opened(await wire.bookies.read_batch(BOOKIE, LEDGER, range(2), bytes_max=100)) == [0]
 
     run(case)

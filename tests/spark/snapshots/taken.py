@@ -43,7 +43,7 @@ ROWS = 4000
 SPLIT_BYTES = 128 << 10
 """Small, so that a full snapshot of `fill` has about 25 tasks and can be interrupted in the middle. Where the server
 estimates a size, the value of a MiB counts for its neighbours too: splits of 32 KiB gave 111 tasks."""
-WRITER_REST_S = 0.05
+WRITER_PAUSE_S = 0.05
 """Pause of a writer between two of its batches, which leaves the processors to the snapshot."""
 BIG = b"\x07" * (1 << 20)
 ONE_FILE = """
@@ -163,7 +163,7 @@ def writing(cluster: Cluster) -> Iterator[list[int]]:
 
     def write() -> None:
         with Client(cluster.url + "?timeout=30s") as own:
-            while not ended.wait(WRITER_REST_S):
+            while not ended.wait(WRITER_PAUSE_S):
                 number = done[0]
                 own.put_many({b"moving%03d" % ((number + i) % 300): b"%d" % number for i in range(20)})
                 own.delete(b"moving%03d" % (number % 300))

@@ -11,7 +11,7 @@ from kvstore.proto.digest import PAYLOAD_AT
 from kvstore.types import DigestType, EntryId, Seq
 from kvstore.wal.ports import LogEntry
 from kvstore.wal.tailing.fresh import REST_BYTES_MAX, FreshEntries
-from kvstore.wal.tailing.tail import GIVEN_MAX, REST_S, TailReader
+from kvstore.wal.tailing.tail import GATHER_S, GIVEN_MAX, TailReader
 from tests.sim.ledgers_and_logs.bench import B2, B3, Bench, run
 from tests.sim.ledgers_and_logs.logs import Writer
 from tests.sim.ledgers_and_logs.model_bookies import DELAY_S
@@ -70,7 +70,7 @@ def in_scene(case: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
 
 def test_tail_batches_fast_entries_in_order_without_duplicates() -> None:
     async def case(scene: Scene) -> None:
-        await scene.append_each(100, REST_S / 4)
+        await scene.append_each(100, GATHER_S / 4)
         await scene.bench.pass_time(1.0)
         assert scene.given == list(range(1, 101))
         assert len(scene.taker.groups) < 50
@@ -98,7 +98,7 @@ def test_tail_gives_confirmed_entries_at_once_on_request() -> None:
         asked = 0
         for _ in range(60):
             scene.append()
-            await scene.bench.pass_time(REST_S / 8)
+            await scene.bench.pass_time(GATHER_S / 8)
             before = len(scene.taker.got)
             scene.reader.give_now()
             asked += len(scene.taker.got) - before
@@ -114,7 +114,7 @@ def test_tail_gives_confirmed_entries_at_once_on_request() -> None:
 
 def rested(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the batching delay endless."""
-    monkeypatch.setattr("kvstore.wal.tailing.tail.REST_S", 1e6)
+    monkeypatch.setattr("kvstore.wal.tailing.tail.GATHER_S", 1e6)
 
 
 def test_tail_batches_a_limited_number_of_entries(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +161,7 @@ def test_tail_never_gives_stored_entries_before_confirmation() -> None:
             scene.bench.bookies.at[bookie].holds_adds = True
         for _ in range(20):
             scene.append()
-            await scene.bench.pass_time(REST_S / 2)
+            await scene.bench.pass_time(GATHER_S / 2)
             scene.reader.give_now()
         assert scene.given == []
 
@@ -170,7 +170,7 @@ def test_tail_never_gives_stored_entries_before_confirmation() -> None:
 
 def test_tail_gives_nothing_after_close_during_the_delay() -> None:
     async def case(scene: Scene) -> None:
-        await scene.append_each(9, REST_S / 8)
+        await scene.append_each(9, GATHER_S / 8)
         while scene.reader._gathering is None:
             await scene.append_each(1, NO_DELAY_S)
         before = scene.given

@@ -164,7 +164,11 @@ FAMILY = Family(
     "pubsub",
     (
         Command(
-            *("PUBLISH", "Send a message to the subscribers of a channel on all nodes.", _publish, 3, 3),
+            "PUBLISH",
+            "Send a message to the subscribers of a channel on all nodes.",
+            _publish,
+            3,
+            3,
             lambda words: channels_need(Right.WRITE, words[1:2]),
             flag="pubsub",
             differs="A channel has the rights of a key of its name. Returns the number of "
@@ -173,13 +177,21 @@ FAMILY = Family(
             "operation, and one more for every 16 subscribers of the channel at the contacted node.",
         ),
         Command(
-            *("SUBSCRIBE", "Receive the messages of channels.", _SUBSCRIBE, 2, 0),
+            "SUBSCRIBE",
+            "Receive the messages of channels.",
+            _SUBSCRIBE,
+            2,
+            0,
             lambda words: channels_need(Right.READ, words[1:]),
             flag="pubsub",
             differs=_LIMITS,
         ),
         Command(
-            *("PSUBSCRIBE", "Receive the messages of channels that match patterns.", _PSUBSCRIBE, 2, 0),
+            "PSUBSCRIBE",
+            "Receive the messages of channels that match patterns.",
+            _PSUBSCRIBE,
+            2,
+            0,
             lambda words: patterns_need(words[1:]),
             flag="pubsub",
             differs="Needs the right on all names that begin with the literal start of the pattern. " + _PATTERN_LIMITS,
@@ -191,13 +203,11 @@ FAMILY = Family(
             "PUNSUBSCRIBE", "Stop receiving the messages of patterns.", _PUNSUBSCRIBE, 1, 0, Need.LOGIN, flag="pubsub"
         ),
         Command(
-            *(
-                "PUBSUB",
-                "Show channels with subscribers (CHANNELS, NUMPAT, NUMSUB).",
-                Alone(_pubsub, _pubsub_bytes),
-                2,
-                0,
-            ),
+            "PUBSUB",
+            "Show channels with subscribers (CHANNELS, NUMPAT, NUMSUB).",
+            Alone(_pubsub, _pubsub_bytes),
+            2,
+            0,
             Need.LOGIN,
             flag="pubsub",
             differs="Describes the contacted node, as in Redis Cluster. Shows only channels that the user may read.",

@@ -150,14 +150,12 @@ FAMILY = Family(
     "cluster",
     (
         Command(
-            *(
-                "CLUSTER",
-                "Show the cluster and its slots.",
-                Alone(_cluster, _cluster_bytes),
-                2,
-                OPTIONS_MAX,
-                _cluster_need,
-            ),
+            "CLUSTER",
+            "Show the cluster and its slots.",
+            Alone(_cluster, _cluster_bytes),
+            2,
+            OPTIONS_MAX,
+            _cluster_need,
             differs="Supports COUNTKEYSINSLOT, GETKEYSINSLOT, INFO, KEYSLOT, MYID, NODES, SHARDS, SLOTS. A slot "
             "belongs to its partition's leader. In a cluster with the key hash `murmur3`, the slots are divided among "
             "the nodes, and COUNTKEYSINSLOT and GETKEYSINSLOT fail. These two require the right to read all keys, and "
@@ -166,7 +164,12 @@ FAMILY = Family(
             "sends SCAN, KEYS or DBSIZE to every node gets every key from each of them.",
         ),
         Command(
-            *("READONLY", "Allow stale reads on this connection.", replying(_read_at(Level.STALE)), 1, 1, Need.LOGIN),
+            "READONLY",
+            "Allow stale reads on this connection.",
+            replying(_read_at(Level.STALE)),
+            1,
+            1,
+            Need.LOGIN,
             differs="The contacted node answers from its own replica, if it has one. While keys are watched, reads "
             "stay linearizable, because EXEC relies on them.",
         ),

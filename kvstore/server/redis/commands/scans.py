@@ -92,7 +92,7 @@ def keys_in_slot(performer: Performer, words: Words) -> None:
     async def work() -> bytes:
         server, ask = performer.server, ask_partitions(performer, words)
         found = await keys.keys_of_slot(
-            *(ask, lambda: server.ring, slot, performer.session.level), most=most, bytes_max=REPLY_BYTES_MAX
+            ask, lambda: server.ring, slot, performer.session.level, most=most, bytes_max=REPLY_BYTES_MAX
         )
         performer.check(words)
         return replies.bulks(found)
@@ -114,7 +114,7 @@ def _keys(performer: Performer, words: Words) -> None:
         """Read keys by the prefixes that the user may read. Keys of other users are neither read nor counted."""
         server, level = performer.server, performer.session.level
         found, is_complete = await keys.keys_in(
-            *(ask, lambda: server.ring, spans, level), keys_max=KEYS_MAX, bytes_max=REPLY_BYTES_MAX, matches=fits
+            ask, lambda: server.ring, spans, level, keys_max=KEYS_MAX, bytes_max=REPLY_BYTES_MAX, matches=fits
         )
         if not is_complete and sum(map(len, found)) > REPLY_BYTES_MAX:
             raise CommandError(f"ERR expected a reply of at most {REPLY_BYTES_MAX} bytes, got more; use SCAN")
@@ -182,7 +182,11 @@ def _scan(performer: Performer, words: Words) -> None:
                 after, found = await keys.scan(ask, lambda: server.ring, cursor, count, level)
             else:
                 after, found = await keys.scan_shown(
-                    *(ask, lambda: server.ring, cursor, count, level),
+                    ask,
+                    lambda: server.ring,
+                    cursor,
+                    count,
+                    level,
                     shown=lambda key: bool(visible(performer, [key])),
                     spans=_spans(performer),
                 )
@@ -212,7 +216,10 @@ def _random_key(performer: Performer, words: Words) -> None:
         server, spans = performer.server, _spans(performer)
         for span in server.random.sample(spans, len(spans)):
             found, _ = await keys.keys_in(
-                *(ask, lambda: server.ring, (span,), performer.session.level),
+                ask,
+                lambda: server.ring,
+                (span,),
+                performer.session.level,
                 keys_max=keys.SEEK_KEYS_MAX,
                 bytes_max=keys.SCAN_BYTES_MAX,
             )
@@ -258,13 +265,11 @@ FAMILY = Family(
     "generic",
     (
         Command(
-            *(
-                "SCAN",
-                "Return some of the keys and a cursor to continue with.",
-                Alone(_scan, _scan_bytes),
-                2,
-                OPTIONS_MAX,
-            ),
+            "SCAN",
+            "Return some of the keys and a cursor to continue with.",
+            Alone(_scan, _scan_bytes),
+            2,
+            OPTIONS_MAX,
             Need.READ_SOME,
             differs="The cursor is a position on the ring, and any node accepts it. A key that exists during the whole "
             "scan is returned. All keys of one hash tag come in one reply, whatever COUNT is. If a tag has more than "
@@ -272,20 +277,23 @@ FAMILY = Family(
             "tags. Scans over gRPC and HTTP follow the order of keys and have no such limit.",
         ),
         Command(
-            *(
-                "KEYS",
-                "Return the keys that match a pattern.",
-                Alone(_keys, lambda p, words: 2 * REPLY_BYTES_MAX),
-                2,
-                2,
-            ),
+            "KEYS",
+            "Return the keys that match a pattern.",
+            Alone(_keys, lambda p, words: 2 * REPLY_BYTES_MAX),
+            2,
+            2,
             Need.READ_SOME,
             differs="Fails if the store has more than 100,000 keys, or the matching keys exceed 32 MiB: use SCAN. If "
             "the pattern begins with literal bytes, as `user:*` does, only keys with that prefix are counted and read.",
         ),
         Command("RANDOMKEY", "Return a random key.", Alone(_random_key), 1, 1, Need.READ_SOME),
         Command(
-            *("DBSIZE", "Return the number of keys.", Alone(_dbsize), 1, 1, Need.READ_ALL),
+            "DBSIZE",
+            "Return the number of keys.",
+            Alone(_dbsize),
+            1,
+            1,
+            Need.READ_ALL,
             differs="The sum over all partitions, each counted at its own moment.",
         ),
         Command("FLUSHDB", "Delete all keys.", Alone(_flush), 1, 2, Need.WRITE_ALL, NO_KEYS, "write", _FLUSH),

@@ -80,14 +80,12 @@ def _docs(name: bytes, protocol: int) -> bytes:
 
 
 _COMMAND = Command(
-    *(
-        "COMMAND",
-        "Describe the supported commands (COUNT, DOCS, INFO, LIST).",
-        in_turn(_command),
-        1,
-        8 * OPTIONS_MAX,
-        Need.LOGIN,
-    ),
+    "COMMAND",
+    "Describe the supported commands (COUNT, DOCS, INFO, LIST).",
+    in_turn(_command),
+    1,
+    8 * OPTIONS_MAX,
+    Need.LOGIN,
     differs="LIST takes no filters. DOCS does not describe arguments.",
 )
 

@@ -77,18 +77,33 @@ FAMILY = Family(
     "transactions",
     (
         Command(
-            *("MULTI", "Begin a transaction.", _MULTI, 1, 1, Need.LOGIN),
+            "MULTI",
+            "Begin a transaction.",
+            _MULTI,
+            1,
+            1,
+            Need.LOGIN,
             differs="The keys of a transaction must be in one partition, otherwise EXEC replies CROSSSLOT. Put the "
             "same `{tag}` into the keys, or set `[redis] transactions_across_slots = true`. The limit is 4,096 "
             "commands and 1 MiB, and over several partitions also 100 keys and 16 partitions.",
         ),
         Command(
-            *("EXEC", "Execute the queued commands atomically.", _EXEC, 1, 1, Need.LOGIN),
+            "EXEC",
+            "Execute the queued commands atomically.",
+            _EXEC,
+            1,
+            1,
+            Need.LOGIN,
             differs="Replies TRYAGAIN if other transactions over several partitions hold the keys for 5 seconds.",
         ),
         Command("DISCARD", "Discard the queued commands.", _DISCARD, 1, 1, Need.LOGIN),
         reads(
-            *("WATCH", "Watch keys; the next transaction fails if one of them changes.", _WATCH, 2, 0, ALL_KEYS),
+            "WATCH",
+            "Watch keys; the next transaction fails if one of them changes.",
+            _WATCH,
+            2,
+            0,
+            ALL_KEYS,
             "EXEC compares versions, so a key that was absent and is absent again counts as unchanged. Watched keys "
             "count as keys of the transaction. The limit is 1,024 keys.",
         ),

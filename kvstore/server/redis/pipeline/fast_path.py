@@ -38,7 +38,7 @@ class FastPath:
         """Prefixes of the keys that the user may read; None: all keys. Other operations go through the sink's backend,
         which checks them."""
 
-    def begin_lone(self, words: Words) -> bool:
+    def begin_single(self, words: Words) -> bool:
         """Begin a plain GET or SET of a client that has nothing else in flight, unless something blocks it. If the
         backend can look up the key of a GET at once, the GET is answered. Return False if the command has not begun."""
         sink, in_flight, session = self._sink, self._in_flight, self._session
@@ -167,7 +167,7 @@ class FastPath:
             if redirects is not None and not session.level and redirects.moved_or_none((key,)) is not None:
                 return words
             if count == 2 and name in GET_WORDS:
-                if (writes and writes.get(key, -1) >= sink.answered) or in_flight.is_crowded():
+                if (writes and writes.get(key, -1) >= sink.answered) or in_flight.must_wait():
                     return words
                 number = sink.issued
                 sink.issued = number + 1
@@ -176,7 +176,7 @@ class FastPath:
                 begin = read if readable is None or key.startswith(readable) else submit
                 begin((Get(key, session.level),), sink, (number << FORMAT_BITS | _VALUE_FORMAT,))
             elif count == 3 and name in SET_WORDS and len(words[2]) <= VALUE_BYTES_MAX:
-                if (reads and reads.get(key, -1) >= sink.answered) or in_flight.is_crowded():
+                if (reads and reads.get(key, -1) >= sink.answered) or in_flight.must_wait():
                     return words
                 number = sink.issued
                 sink.issued = number + 1

@@ -34,7 +34,7 @@ class InFlight:
         """Number of operations that the limit counts in addition to one for each command, since nothing was in flight.
         """
 
-    def is_crowded(self, operations: int = 1) -> bool:
+    def must_wait(self, operations: int = 1) -> bool:
         """Return True if a command with this many operations must wait."""
         replies = self._replies
         in_flight = replies.issued - replies.answered

@@ -51,7 +51,7 @@ from kvstore.server.redis.slot_table import Redirects
 
 log = logging.getLogger(__name__)
 
-TOGETHER_MIN = 4
+BATCHED_MIN = 4
 """Minimum number of plain GETs or SETs for which one call costs less than beginning them one by one."""
 
 
@@ -115,7 +115,7 @@ class Pipeline:
         """Begin the parsed commands, or queue them."""
         if self._resume_below is not None:
             self.waiting.extend(commands)
-        elif commands[1:] or self._is_ended or not (commands and self._fast_path.begin_lone(commands[0])):
+        elif commands[1:] or self._is_ended or not (commands and self._fast_path.begin_single(commands[0])):
             self._run(commands)
             if self.is_closing or self._is_ended:
                 self.close_when_done()
@@ -127,8 +127,8 @@ class Pipeline:
         rounds.left -= 1
         if rounds.left <= 0 and in_flight.timed is None:
             in_flight.timed = rounds.begin(commands, issued)
-        is_free = count >= TOGETHER_MIN and self.session.is_plain and not in_flight.limit.is_full
-        if is_free and not in_flight.is_crowded():
+        is_free = count >= BATCHED_MIN and self.session.is_plain and not in_flight.limit.is_full
+        if is_free and not in_flight.must_wait():
             begun = fast_path.answer_gets(commands) if len(commands[0]) == 2 else fast_path.begin_puts(commands)
         if begun < count:
             self._begin_all(islice(commands, begun, None))
@@ -161,7 +161,7 @@ class Pipeline:
         if self.replies.is_full:
             return False
         if isinstance(words, OversizedCommand):
-            self.session.spoil()
+            self.session.abort()
             self.replies.reply(replies.error(f"ERR {words.reason}"))
             return True
         session, gate = self.session, self.gate
@@ -200,13 +200,13 @@ class Pipeline:
         try:
             self.gate.check(words[0][:32].decode("utf-8", "replace").lower(), known(words).need_of(words))
         except CommandError:
-            self.session.spoil()
+            self.session.abort()
             raise
 
     def _act(self, handler: Alone, words: Words) -> bool:
         """Execute a command that is more than operations on keys. Return False if it has to wait. Raises
         CommandError."""
-        if handler.begins_operations and self._in_flight.is_crowded():
+        if handler.begins_operations and self._in_flight.must_wait():
             return False
         if self.replies.in_flight() or (handler.is_channel_work and not self._may_work_on_channels()):
             return False
@@ -244,7 +244,7 @@ class Pipeline:
                 return True
             case Single(op, format_):
                 in_flight, answered = self._in_flight, self.replies.answered
-                if in_flight.is_crowded() or in_flight.hazards.block((op,), answered):
+                if in_flight.must_wait() or in_flight.hazards.block((op,), answered):
                     return False
                 if not self.replies.may_answer(found):
                     return False
@@ -257,7 +257,7 @@ class Pipeline:
 
     def _perform_several(self, found: Several) -> bool:
         in_flight, ops = self._in_flight, found.ops
-        if in_flight.is_crowded(len(ops)) or in_flight.hazards.block(ops, self.replies.answered):
+        if in_flight.must_wait(len(ops)) or in_flight.hazards.block(ops, self.replies.answered):
             return False
         if found.is_atomic:
             if not self.replies.reserve(value_bytes((found,), BATCH_RESULT_BYTES_MAX)):
@@ -383,7 +383,9 @@ class Pipeline:
         """Return the subscriptions of this client."""
         if self._subscriber is None:
             self._subscriber = ClientSubscriber(
-                *(self.server.channels, self.session, self.replies),
+                self.server.channels,
+                self.session,
+                self.replies,
                 owner=self._owner(),
                 readable=self._fast_path.readable,
                 now=self.server.now,

@@ -122,14 +122,14 @@ class ReplyMemory:
         for holder, (size, since) in list(self._waiting.items()):
             if now - since > PATIENCE_S:
                 self._close(now - PATIENCE_S, size)
-            is_room = self._fits(size)
-            if not is_room and now - since < REFUSE_S:
+            fits = self._fits(size)
+            if not fits and now - since < REFUSE_S:
                 if size <= SINGLE_BYTES:
                     return
                 continue
             if self._waiting.pop(holder, None) is None:
                 continue
-            if is_room:
+            if fits:
                 holder.resume()
             else:
                 self.refused += 1

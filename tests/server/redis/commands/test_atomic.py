@@ -75,9 +75,7 @@ async def test_exec_over_partitions_is_one_transaction(resp: RespPort, transacti
     a, b, c = one_key_of_each(resp)
     async with client_of(resp) as client:
         await client.set(b, "old")
-        found = await together(
-            *(client, ("GET", b), ("SET", a, "1"), ("INCR", c), ("SET", b, "2", "NX"), ("MGET", a, b))
-        )
+        found = await together(client, ("GET", b), ("SET", a, "1"), ("INCR", c), ("SET", b, "2", "NX"), ("MGET", a, b))
         assert found == [b"old", True, 1, None, [b"1", b"old"]]
     (op,) = transacting.transactions
     assert op.key == a, "the home is the owner of the first written key"

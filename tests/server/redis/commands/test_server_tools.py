@@ -90,7 +90,7 @@ async def test_redis_cli_modes_work(tmp_path: Path, mode: str, says: str) -> Non
         for key, size in ((b"large", 3000), (b"a", 1), (b"b", 2)):
             assert await line_of(raw, b"SET", key, bytes(size)) == b"+OK\r\n"
         done = await asyncio.create_subprocess_exec(
-            *("redis-cli", "-p", str(resp.port), *mode.split()), stdout=PIPE, stderr=STDOUT
+            "redis-cli", "-p", str(resp.port), *mode.split(), stdout=PIPE, stderr=STDOUT
         )
         async with asyncio.timeout(PATIENCE_S):
             said, _ = await done.communicate()

@@ -75,8 +75,8 @@ async def replies(resp: RespPort, pipelines: list[bytes]) -> bytes:
 @pytest.mark.parametrize("seed", range(20))
 async def test_fast_path_gives_the_same_replies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     found = []
-    for together_min, alike_min in ((pipeline.TOGETHER_MIN, parser._ALIKE_MIN), (1 << 30, 1 << 30)):
-        monkeypatch.setattr(pipeline, "TOGETHER_MIN", together_min)
+    for together_min, alike_min in ((pipeline.BATCHED_MIN, parser._ALIKE_MIN), (1 << 30, 1 << 30)):
+        monkeypatch.setattr(pipeline, "BATCHED_MIN", together_min)
         monkeypatch.setattr(parser, "_ALIKE_MIN", alike_min)
         async with redis_port(tmp_path / str(together_min)) as resp:
             got = await replies(resp, some_pipelines(seed))
@@ -104,7 +104,7 @@ async def test_plain_sets_reach_their_leader_in_one_call(resp: RespPort, monkeyp
     submit = resp.backend.submit
     monkeypatch.setattr(resp.backend, "submit", lambda ops, *rest: calls.append(len(ops)) or submit(ops, *rest))
     async with resp.raw() as raw:
-        count = pipeline.TOGETHER_MIN
+        count = pipeline.BATCHED_MIN
         await raw.ask(b"".join(packed(b"SET", b"k%d" % each, b"v") for each in range(count)), b"+OK\r\n" * count)
     assert calls == [count]
 
@@ -261,8 +261,8 @@ async def test_nothing_stays_counted_whatever_the_commands(
     found = []
     for name in ("short", "long"):
         if name == "long":
-            monkeypatch.setattr(pipeline, "TOGETHER_MIN", 1 << 30)
-            monkeypatch.setattr(FastPath, "begin_lone", lambda *_: False)
+            monkeypatch.setattr(pipeline, "BATCHED_MIN", 1 << 30)
+            monkeypatch.setattr(FastPath, "begin_single", lambda *_: False)
             monkeypatch.setattr(FastPath, "begin_plain", lambda _, waiting: next(waiting, None))
         draw = random.Random(seed)
         async with redis_port(tmp_path / name) as resp:
