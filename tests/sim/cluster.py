@@ -5,12 +5,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import replace
+from itertools import islice
 from typing import Any
+
+from sortedcontainers import SortedDict
 
 from kvstore.env import Task
 from kvstore.env.nursery import TaskNursery
+from kvstore.ring import Ring
 from kvstore.ring.placement import machine_count
+from kvstore.ring.replicas import prefer_leader
 from kvstore.server.cluster.bootstrap import found
+from kvstore.server.cluster.ring_store import change_ring
 from kvstore.server.processes import process_id
 from kvstore.types import PartitionId, machine_of
 from tests.sim.clients import Doors
@@ -28,6 +35,19 @@ def _server_name(number: int, knobs: Knobs) -> str:
     """Return the name of a server. The first server of each machine comes before any second one."""
     process, machine = divmod(number, knobs.machines or knobs.nodes)
     return process_id(f"n{machine + 1}", process + 1)
+
+
+def _led_by_the_first(ring: Ring) -> Ring:
+    for partition in ring.partitions:
+        ring = prefer_leader(ring, partition, min(ring.partitions[partition].replicas))
+    return ring
+
+
+def _owned_by_the_first(ring: Ring) -> Ring:
+    first, *others = sorted(ring.partitions)
+    kept = {max(token for token, owner in ring.tokens.items() if owner == each): each for each in others}
+    owners = SortedDict((token, kept.get(token, first)) for token in ring.tokens)
+    return replace(ring, version=ring.version + 1, tokens=owners)
 
 
 class RuleBroken(AssertionError):
@@ -64,6 +84,12 @@ class Cluster:
         self._nursery = TaskNursery("test", on_error=world.task_failed)
 
     @property
+    def ring(self) -> Ring:
+        """The ring in the metadata store."""
+        assert self.rules.ring is not None
+        return self.rules.ring
+
+    @property
     def partitions(self) -> list[PartitionId]:
         return sorted(self.ring.partitions)
 
@@ -93,11 +119,15 @@ class Cluster:
         return self._nursery.spawn(work, name=name)
 
     async def found(self) -> None:
-        """Create the cluster in the empty metadata store and start all nodes."""
+        """Create the cluster in the empty metadata store and start all nodes. If a balancer works, the cluster begins
+        uneven, as if servers and partitions had just joined: a few servers have all replicas, and the first partition
+        owns nearly everything, or the first server may lead everything."""
         founder = await self.metadata.connect()
         servers = {node.id: node.zone for node in self.servers}
         replicas = min(3, machine_count(servers))
-        self.ring = await found(
+        if self.knobs.is_balanced:
+            servers = dict(islice(servers.items(), replicas))
+        await found(
             founder,
             servers,
             partitions=self.knobs.partitions,
@@ -105,6 +135,10 @@ class Cluster:
             instance_id="simulated",
             hash=self.knobs.hash,
         )
+        if self.knobs.balances_ranges:
+            await change_ring(founder, _owned_by_the_first)
+        elif self.knobs.is_balanced and self.world.fork("uneven").random() < 1 / 2:
+            await change_ring(founder, _led_by_the_first)
         await founder.close()
         for node in self.nodes:
             node.start()

@@ -32,8 +32,18 @@ from tests.sim.judges.operations import Status
 from tests.sim.judges.reach import PATHS, asked
 from tests.sim.nodes import short_ranges, small_journals
 from tests.sim.spaces.tenants import Tenants, check_counts, drawn, metering
+from tests.sim.strikes.balancing import end_balancing, first_steps, restless
 from tests.sim.strikes.faults import FAULTS, Chaos, has_failed_directory
-from tests.sim.strikes.knobs import Knobs, draw, drawn_hash, hinted, perhaps_older, perhaps_processes, perhaps_split
+from tests.sim.strikes.knobs import (
+    Knobs,
+    draw,
+    drawn_hash,
+    hinted,
+    perhaps_balanced,
+    perhaps_older,
+    perhaps_processes,
+    perhaps_split,
+)
 from tests.sim.transacting.judging import REST_S_MAX
 from tests.sim.transacting.transactors import Transactors
 from tests.sim.upgrading.upgrades import all_risen, older_ones, upgrade, written_back
@@ -125,7 +135,8 @@ def _drawn(world: SimWorld) -> Knobs:
     knobs = perhaps_split(draw(world.fork("knobs"), sorted(FAULTS)), world.fork("split"))
     knobs = perhaps_older(knobs, world.fork("older"))
     knobs = replace(knobs, hash=MURMUR3 if knobs.older else drawn_hash(world.fork("hash")))
-    if not knobs.older:  # the first release does not know machines
+    if not knobs.older:  # the first release knows neither machines nor the balancer
+        knobs = perhaps_balanced(knobs, world.fork("balance"), ranges=False)
         knobs = perhaps_processes(knobs, world.fork("processes"))
     random = world.fork("ranges")
     knobs = replace(knobs, range_keys=random.choice((2, RANGE_KEYS_MAX, RANGE_KEYS_MAX)))
@@ -141,7 +152,8 @@ async def _guarded(world: SimWorld, outcome: Outcome) -> None:
     cluster = Cluster(world, outcome.knobs)
     small = small_journals(outcome.knobs), short_ranges(outcome.knobs)
     meters = metering(cluster) if outcome.knobs.spaces else nullcontext()
-    with watching(cluster.logbook, cluster.rules), counting(CODE_PATHS | PATHS), small[0], small[1], meters:
+    balancing = restless(outcome.knobs)
+    with watching(cluster.logbook, cluster.rules), counting(CODE_PATHS | PATHS), small[0], small[1], meters, balancing:
         await until_broken(cluster, scenario(cluster, outcome))
 
 
@@ -174,6 +186,7 @@ async def scenario(cluster: Cluster, outcome: Outcome) -> None:
     users += [cluster.spawn(each, name="transactor") for each in transactors.workers]
     begun = loop.time()
     await asyncio.sleep(CALM_S)
+    await first_steps(cluster)
     chaos = Chaos(cluster, world.fork("chaos"), list(knobs.faults), knobs.pace_s)
     struck_from = loop.time()
     upgrading = cluster.spawn(upgrade(cluster, older, knobs.chaos_s / 2), name="upgrade")
@@ -188,6 +201,7 @@ async def scenario(cluster: Cluster, outcome: Outcome) -> None:
     outcome.recovery_s = loop.time() - struck_to
     served = loop.time()
     await asyncio.sleep(CALM_S)
+    await end_balancing(cluster)
     workload.stop()
     lodgers.stop()
     tenants.stop()

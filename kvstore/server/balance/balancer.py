@@ -171,11 +171,11 @@ class Balancer:
         self._last = None
 
     # docs/protocol.md H13
-    async def act(self) -> None:
-        """Observe once, and make the step that is due, if any. Raises StoreError, ValueError."""
+    async def act(self) -> Step | None:
+        """Observe once, and make and return the step that is due, if any. Raises StoreError, ValueError."""
         if self._node.id != self._balancing or self._node.store.state is not SessionState.CONNECTED:
             self._forget()
-            return
+            return None
         seen, record = await self._observe(), await self._records.read()
         now_ms = self._env.clock.date_ms()
         planned = plan(seen, self._config, record, now_ms)
@@ -184,13 +184,14 @@ class Balancer:
         self._suggested &= planned.causes
         step = planned.due
         if step is None or lasts_s < self._config.settle_s:
-            return
+            return None
         if self._config.mode is not BalanceMode.AUTO:
             if step.cause not in self._suggested:
                 log.info("balance suggests command=%r: %s", step.command, step)
             self._suggested |= {step.cause}
-            return
+            return None
         await self._make(step, seen.ring.version, now_ms)
+        return step
 
     async def _make(self, step: Step, ring_version: int, now_ms: int) -> None:
         """Record the step, and make it unless the ring has changed. A step that is recorded and not made only costs a

@@ -55,6 +55,7 @@ from kvstore.types import BookieId, EntryId, Position, Seq, ServerId
 from kvstore.wal.leading.leader_log import OpenLeaderLog
 from kvstore.wal.tailing.tail import TailReader
 from kvstore.wal.takeover import LogTakeover
+from tests.sim.breakages import mutants_balance as mutants_balance
 from tests.sim.breakages import mutants_reach as mutants_reach
 from tests.sim.breakages.catalogue import from_wal, mutant
 from tests.sim.stories.stories import (

@@ -17,6 +17,7 @@ ANSWERS = ("columns follow the engine alone", "lost writes are told as refused",
 OF_MACHINES = (
     "two processes of a machine get copies of an entry",
     "two processes of a machine get replicas of a partition",
+    "the balancer moves two replicas to a machine",
 )
 pytestmark = [pytest.mark.sim]
 

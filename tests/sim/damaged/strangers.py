@@ -159,7 +159,7 @@ WAYS = {
 
 def forged(ring: Ring) -> Ring:
     """Return a later ring in which no partition has a replica on any existing server."""
-    nowhere = {id_: replace(each, replicas=(ServerId("n99"),)) for id_, each in ring.partitions.items()}
+    nowhere = {id_: replace(each, replicas=(ServerId("n99"),), replacing=()) for id_, each in ring.partitions.items()}
     version = ring.version + VERSION_AHEAD
     return replace(ring, version=version, routed=version, partitions=nowhere)
 

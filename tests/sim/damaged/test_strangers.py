@@ -92,9 +92,7 @@ def test_one_mistaken_ring_in_metadata_store_loses_nothing_once_corrected() -> N
         await stage.until(lambda: all(P in node.engines.retired for node in stage.cluster.nodes))
         assert all(node.engines.find() == [] for node in stage.cluster.nodes)
         await asyncio.sleep(5.0)
-        stage.cluster.ring = await change_ring(
-            store, lambda ring: replace(ring, version=wrong.version + 1, partitions=right.partitions)
-        )
+        await change_ring(store, lambda ring: replace(ring, version=wrong.version + 1, partitions=right.partitions))
         await stage.until(lambda: stage.cluster.leader(P) is not None)
         for node in stage.cluster.nodes:
             read = await stage.get(node, timeout_s=5.0)
@@ -158,9 +156,7 @@ def test_set_aside_state_is_removed_after_its_delay_not_by_wall_clock(monkeypatc
         assert other.engines.retired[P][1] == 2, "starts make it no older"
         await stage.until(lambda: other.engines.retired[P][1] == 4)
         await stage.until(lambda: P not in other.engines.retired)
-        stage.cluster.ring = await change_ring(
-            store, lambda ring: replace(ring, version=ring.version + 1, partitions=right.partitions)
-        )
+        await change_ring(store, lambda ring: replace(ring, version=ring.version + 1, partitions=right.partitions))
         await stage.until(lambda: P in other.engines.find())
         other.sim.clock.step_wall(-10 * 86_400_000)
         data, _ = await store.get(paths.RING)

@@ -25,9 +25,11 @@ from kvstore.partition.state.retry_table import RetryTable
 from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.traits import IN_BATCH, INTERNAL, READS
 from kvstore.ring.hashing import HASHES, KeyHash
+from kvstore.server.balance.balancer import Balancer
+from kvstore.server.balance.step import Goal, Step
 from kvstore.server.peer.link import PeerLink
 from kvstore.server.routing.router import Router
-from tests.sim.judges.code_paths import CODE_PATHS, CodePath
+from tests.sim.judges.code_paths import CODE_PATHS, CodePath, Taken
 from tests.sim.judges.operations import Operation, Status, changes_nothing
 from tests.sim.judges.probes import declare, hits
 from tests.sim.strikes.faults import FAULTS
@@ -184,6 +186,10 @@ def _is_true(result: Any) -> bool:
     return result is True
 
 
+def _has_moved(*goals: Goal) -> Taken:
+    return lambda result: isinstance(result, Step) and result.goal in goals
+
+
 PATHS: dict[str, CodePath] = {
     "plain puts are decided as a batch": CodePath(evaluate, "evaluate_batched", _is_taken),
     "a batch of plain puts is decided columnwise": CodePath(evaluate, "put_all", _is_taken),
@@ -204,6 +210,8 @@ PATHS: dict[str, CodePath] = {
     "an answer waits for entries in flight": CodePath(Observed, "add"),
     "several entries are applied together": CodePath(ReplicaState, "apply_run"),
     "a replica answers a stale or session read": CodePath(Partition, "_answer_here", _is_taken),
+    "the balancer moves a lead": CodePath(Balancer, "act", _has_moved(Goal.LEADS)),
+    "the balancer moves a replica": CodePath(Balancer, "act", _has_moved(Goal.REPLICAS)),
 }
 
 
@@ -218,6 +226,7 @@ TRANSACTION_PATHS: dict[str, CodePath] = {
     "an expired key is deleted": CodePath(Evaluator, "_reap", _has_succeeded),
     "a range has moved": CodePath(ImportDriver, "_flip", _has_succeeded),
     "a partition is pinned": CodePath(Pinning, "_take", _has_succeeded),
+    "the balancer moves a range": CodePath(Balancer, "act", _has_moved(Goal.LOAD, Goal.SHARES)),
 }
 """Each must be taken in some run of transactions."""
 

@@ -1,5 +1,5 @@
 """Rules for every write to the metadata store, checked at each write (docs/protocol.md: ledgers L1 to L9, the list
-G1 to G3 and G25, the end of a partition H5, machines H15 and W10)."""
+G1 to G3 and G25, the end of a partition H5, the balancer H13, machines H15 and W10)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import orjson
 
 from kvstore.meta import ledger_metadata, paths
 from kvstore.ring import PartitionState, Ring, decode
+from kvstore.server.balance.balancer import WHO
+from kvstore.server.balance.record import KIND
 from kvstore.types import NO_ENTRY, EntryId, LedgerId, LedgerMetadata, LedgerState, PartitionId, Position, machine_of
 from kvstore.wal import list_codec
 from kvstore.wal.ledger_list import LedgerList, Listed
@@ -43,6 +45,8 @@ class MetadataRules:
         self.ring: Ring | None = None
         self.kept: set[LedgerId] = set()
         """Ledgers of partitions that have left the ring, kept for change feeds."""
+        self._steps_recorded = self._steps_made = 0
+        """The balancer's steps in its record, and in the ring."""
         self.on_trim: Callable[[PartitionId, list[Listed]], None] = lambda _partition, _dropped: None
         self._confirmed, self._broken, self._closed = confirmed, broken, closed
 
@@ -56,6 +60,9 @@ class MetadataRules:
             self.kept.update(LedgerId(each["id"]) for each in orjson.loads(new)["ledgers"])
         elif path == paths.RING and new is not None:
             self._ring_changed(decode(new))
+        elif path == paths.BALANCE and new is not None:
+            before = KIND.decoded(old).steps if old is not None else ()
+            self._steps_recorded += sum(step not in before for step in KIND.decoded(new).steps)
 
     def restored(self, path: str, _old: bytes | None, new: bytes | None) -> None:
         """Accept the content of a restored copy without checks: the rules judge writes of nodes, and no node wrote
@@ -125,6 +132,12 @@ class MetadataRules:
 
     def _ring_changed(self, after: Ring) -> None:
         before, self.ring = self.ring, after
+        known = before.operations if before is not None else ()
+        new = [each.id for each in after.operations if each not in known]
+        self._steps_made += sum(id.startswith(f"{WHO}-") for id in new)
+        self._expect(
+            self._steps_made <= self._steps_recorded, "H13 the balancer records a step before it makes it", new
+        )
         for partition in sorted(before.partitions) if before is not None else ():
             was = before.partitions[partition].state if before is not None else None
             if partition not in after.partitions:

@@ -447,6 +447,22 @@ def test_reads_see_all_of_a_transaction_once_they_have_seen_a_part() -> None:
     judge(right(), transact(ended=9.0), asked(commands.Get(K), None, 1, 2), asked(commands.Get(L), NEW_L, 3, 4))
 
 
+def test_range_delete_is_no_change_of_another_partition_at_its_sequence() -> None:
+    """A range delete of p1 begins at a key of p2, which was written twice long before."""
+    logs = Logs()
+    first, second = logs.put(P2, M, b"a", request=1), logs.put(P2, M, b"b", request=2)
+    draft = logs.draft(P1)
+    draft.answer(RequestId(CLIENT, 3, 3, 0), 1, draft.note(M), b"")
+    logs.log(P1, draft)
+    assert logs.seqs[P1] == first
+    judge(
+        logs,
+        asked(commands.Put(M, b"a"), first, 0, 1, request=RequestId(CLIENT, 1, 1, 0)),
+        asked(commands.Put(M, b"b"), second, 2, 3, request=RequestId(CLIENT, 2, 2, 0)),
+        asked(commands.DeleteRange(M, M + b"\x00"), 0, 4, 5, request=RequestId(CLIENT, 3, 3, 0)),
+    )
+
+
 def test_read_of_what_no_log_has_is_rejected() -> None:
     with pytest.raises(Wrong, match="no log has version"):
         judge(right(), transact(), asked(commands.Get(L), record(b"2.", 7), 1, 2))

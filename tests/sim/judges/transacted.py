@@ -316,8 +316,12 @@ class Transacted:
         """Return the sequence of the change that a lone operation made, or 0."""
         if operation.is_write and operation.request is not None:
             place = self._logs.requests.get((operation.request.client, operation.request.sequence))
-            seq = place[1] if place is not None else 0
-            return seq if any(self._logs.between(operation.key, seq, seq)) else 0
+            if place is None:
+                return 0
+            # A range delete takes effect in one partition, which may not own the range's first key.
+            partition, seq = place
+            mine = (change.partition == partition for change in self._logs.between(operation.key, seq, seq))
+            return seq if any(mine) else 0
         if not is_done(operation):
             return 0
         result = operation.result

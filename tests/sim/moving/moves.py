@@ -141,8 +141,7 @@ class World:
         """Change the ring as an operator would."""
         while True:
             try:
-                self.cluster.ring = await change_ring(self.store, step)
-                return self.cluster.ring
+                return await change_ring(self.store, step)
             except (MetadataUnavailable, MetadataUnknown):
                 await asyncio.sleep(0.1)
 

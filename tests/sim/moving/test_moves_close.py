@@ -12,7 +12,7 @@ from kvstore.partition.state import commands
 from kvstore.partition.state.tokens import TokenSpan, spans_of
 from kvstore.ring import Pace, Ring, steps
 from kvstore.types import PartitionId
-from tests.sim.moving.moves import Users, World, at_each_step, first_range, keys_in, play
+from tests.sim.moving.moves import Users, World, at_each_step, first_range, hash_for, keys_in, play
 from tests.sim.moving.moves_accidents import Accident, asker, crash
 from tests.sim.strikes.knobs import Knobs
 
@@ -80,7 +80,7 @@ def test_nothing_is_frozen_before_its_target_is_close() -> None:
 
     for seed in range(3, 8):
         with at_each_step(reached):
-            play(seed, far_behind, TWO, users=0, keys=KEYS, counters=COUNTERS)
+            play(seed, far_behind, TWO, users=0, keys=KEYS, counters=COUNTERS, hash=hash_for(seed))
     assert len(behind) >= 5
     assert median(behind) < 40
 

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from kvstore.ring import Pace, steps
+from kvstore.ring import KeyHash, Pace, steps
 from kvstore.ring.moves import MoveState
 from kvstore.types import PartitionId
-from tests.sim.moving.moves import LONG_PAUSE_S, Users, World, first_range, keys_in, play
+from tests.sim.moving.moves import LONG_PAUSE_S, Users, World, each_hash, first_range, keys_in, play
 from tests.sim.nodes import Node
 from tests.sim.strikes.knobs import Knobs
 
@@ -35,7 +35,8 @@ async def another_leads(world: World, former: Node) -> None:
 
 
 # docs/protocol.md M10
-def test_deposed_target_that_owned_range_before_does_not_flip_ring() -> None:
+@each_hash
+def test_deposed_target_that_owned_range_before_does_not_flip_ring(hash: KeyHash) -> None:
     """The range would be routed permanently to a partition that does not own it."""
 
     async def away_and_back(world: World, users: Users) -> None:
@@ -58,4 +59,5 @@ def test_deposed_target_that_owned_range_before_does_not_flip_ring() -> None:
         world.cluster.network.heal()
         await world.change(lambda ring: steps.set_pace(ring, Pace()))
 
-    play(0, away_and_back, Knobs(partitions=2), users=3, keys=KEYS, counters=COUNTERS, pause_s=LONG_PAUSE_S)
+    knobs = Knobs(partitions=2, hash=hash)
+    play(0, away_and_back, knobs, users=3, keys=KEYS, counters=COUNTERS, pause_s=LONG_PAUSE_S)

@@ -8,11 +8,11 @@ import pytest
 
 from kvstore.partition.moves import import_driver
 from kvstore.partition.state import commands
-from kvstore.ring import Pace, steps
+from kvstore.ring import KeyHash, Pace, steps
 from kvstore.types import PartitionId
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.pins import Pins
-from tests.sim.moving.moves import Users, World, at_each_step, first_range, keys_in, play
+from tests.sim.moving.moves import Users, World, at_each_step, each_hash, first_range, keys_in, play
 from tests.sim.moving.moves_accidents import Accident, asker
 from tests.sim.moving.test_moves import TWO
 
@@ -23,8 +23,9 @@ P1 = PartitionId("p1")
 SLOW = 200_000
 
 
+@each_hash
 def test_long_pause_releases_log_of_source_and_move_ends_after_resume(
-    monkeypatch: pytest.MonkeyPatch,
+    hash: KeyHash, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(import_driver, "HELD_S", 2.0)
     accident = Accident("after copy")
@@ -60,4 +61,4 @@ def test_long_pause_releases_log_of_source_and_move_ends_after_resume(
             assert await ask(commands.Meta(key), None) is not None
 
     with at_each_step(accident.reached):
-        play(9, pause, TWO, users=2)
+        play(9, pause, TWO, users=2, hash=hash)

@@ -16,7 +16,7 @@ from kvstore.partition.config import PartitionConfig
 from kvstore.partition.moves.import_driver import Means
 from kvstore.partition.moves.mover import PAUSE_MAX_S, PAUSE_SHARE
 from kvstore.types import PartitionId
-from tests.sim.moving.moves import Users, World, at_each_step, first_range, keys_in, play
+from tests.sim.moving.moves import Users, World, at_each_step, first_range, hash_for, keys_in, play
 from tests.sim.moving.test_moves import TWO, join_one
 from tests.sim.strikes.knobs import Knobs
 from tests.sim.world.disk import DiskConfig
@@ -90,7 +90,8 @@ def to_and_fro(seed: int, users: int) -> Hands:
             await world.moved()
 
     with at_each_step(reached):
-        play(seed, story, TIMED, users=users, keys=KEYS, counters=COUNTERS, network=EVEN_NETWORK, disk=EVEN_DISK)
+        hash, network, disk = hash_for(seed), EVEN_NETWORK, EVEN_DISK
+        play(seed, story, TIMED, users=users, keys=KEYS, counters=COUNTERS, network=network, disk=disk, hash=hash)
     ((one, other),) = leaders
     frozen = [own - freeze for freeze, own in zip(times["after freeze"], times["before flip"], strict=True)]
     assert len(frozen) == MOVES

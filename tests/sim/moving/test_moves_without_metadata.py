@@ -12,7 +12,7 @@ from kvstore.partition.state import commands
 from kvstore.types import PartitionId
 from tests.sim.clients import Identity, Worker
 from tests.sim.judges.operations import Status
-from tests.sim.moving.moves import Users, World, at_each_step, play
+from tests.sim.moving.moves import Users, World, at_each_step, hash_for, play
 from tests.sim.moving.moves_accidents import Accident
 from tests.sim.moving.test_moves import COUNTERS, KEYS, SPAN, TWO
 
@@ -62,4 +62,4 @@ def test_range_stays_in_place_while_ring_cannot_be_changed(from_all: bool, monke
         await world.moved()
 
     with at_each_step(accident.reached):
-        play(5, without_metadata, KNOBS, users=2, keys=KEYS, counters=COUNTERS)
+        play(5, without_metadata, KNOBS, users=2, keys=KEYS, counters=COUNTERS, hash=hash_for(from_all))

@@ -13,7 +13,7 @@ from kvstore.namespaces import Namespace
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.range_delete import RANGE_KEYS_MAX
 from kvstore.ring.hashing import MURMUR3, SLOTS_HASH, KeyHash
-from kvstore.server.balance_config import BalanceConfig, BalanceMode
+from kvstore.server.balance_config import MOVES_MAX, BalanceConfig, BalanceMode
 from kvstore.types import Quorum
 from kvstore.wal.config import LogConfig
 from tests.sim.workloads import Load
@@ -24,6 +24,9 @@ HASH = SLOTS_HASH
 MACHINES = 3
 """Number of machines of runs with several servers per machine: as many as a write has copies."""
 NO_BALANCER = BalanceConfig(mode=BalanceMode.OFF)
+BALANCER = BalanceConfig(mode=BalanceMode.AUTO, settle_s=1.0, moves_per_hour=MOVES_MAX)
+BALANCED_SHARE = 1 / 4
+"""Share of the runs that have a balancer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +52,10 @@ class Knobs:
     partition: PartitionConfig = field(default_factory=PartitionConfig)
     autorecovery: AutorecoveryConfig = field(default_factory=lambda: NO_AUDITOR)
     balance: BalanceConfig = NO_BALANCER
+    balances_ranges: bool = False
+    """True if the balancer, if there is one, moves ranges too and not only leads and replicas."""
+    balances_blindly: bool = False
+    """True if the balancer of each server acts, and at any time: it may be wrong, late or doubled (H13)."""
     moves_rest_s: float = 0.1
     """Maximum time in seconds between two moves to one partition: short, because runs are short."""
     range_keys: int = RANGE_KEYS_MAX
@@ -67,6 +74,11 @@ class Knobs:
     power_cut_at_end: bool = True
     search: bool = True
     """Judge registers also with the checker that searches for an order."""
+
+    @property
+    def is_balanced(self) -> bool:
+        """Return True if a balancer moves leads, replicas and ranges by itself (tests/sim/strikes/balancing.py)."""
+        return self.balance.mode is BalanceMode.AUTO
 
     @property
     def may_lose_dates(self) -> bool:
@@ -142,6 +154,22 @@ def perhaps_processes(knobs: Knobs, random: Random) -> Knobs:
     """In a third of the runs with more than three servers, put the servers on three machines."""
     shares = random.random() < 1 / 3
     return replace(knobs, machines=MACHINES) if shares and knobs.nodes > MACHINES else knobs
+
+
+def perhaps_balanced(knobs: Knobs, random: Random, *, ranges: bool) -> Knobs:
+    """In a quarter of the runs, let a balancer work, which also moves `ranges` or does not. It has something to do only
+    with several partitions and a server without replicas, and moves only leads that their preferred servers have."""
+    if random.random() >= BALANCED_SHARE:
+        return knobs
+    return replace(
+        knobs,
+        balance=BALANCER,
+        balances_ranges=ranges,
+        balances_blindly=random.random() < 1 / 2,
+        nodes=max(knobs.nodes, 4),
+        partitions=max(knobs.partitions, random.choice((2, 3))),
+        partition=replace(knobs.partition, lead_back_s=1.0),
+    )
 
 
 def perhaps_older(knobs: Knobs, random: Random) -> Knobs:

@@ -1,9 +1,9 @@
 """Simulated runs of transactions: `python -m tests.sim.transacting.swarm SEED…` replays some, and
 `python -m tests.sim.many N --transactions` plays many. With `TRACE=1` in the environment a run prints every event.
 
-Each seed draws a cluster of several partitions, up to three kinds of faults, and whether ranges move and snapshots are
-pinned meanwhile. When the faults have ended, every transaction must end, and everything is judged: the logs, the
-answers, the lists' cycles, and all invariants.
+Each seed draws a cluster of several partitions, up to three kinds of faults, and whether snapshots are pinned and
+ranges move meanwhile, by plan or by the balancer. When the faults have ended, every transaction must end, and
+everything is judged: the logs, the answers, the lists' cycles, and all invariants.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ from tests.sim.judges.transactions import KINDS, check_values, is_of_transactors
 from tests.sim.moving.moves import Users, World
 from tests.sim.nodes import small_journals
 from tests.sim.run import Outcome, all_serve, heal, power_cut_and_up, until_broken
+from tests.sim.strikes.balancing import end_balancing, first_steps, restless
 from tests.sim.strikes.faults import FAULTS, Chaos
-from tests.sim.strikes.knobs import Knobs, draw, drawn_hash, perhaps_processes
+from tests.sim.strikes.knobs import Knobs, draw, drawn_hash, perhaps_balanced, perhaps_processes
 from tests.sim.transacting.judging import REST_S_MAX, at_rest, judge_transactions
 from tests.sim.transacting.snapshots import Photographer
 from tests.sim.transacting.transactors import Transactors
@@ -90,6 +91,10 @@ def drawn(seed: int) -> tuple[Knobs, Plan]:
     )
     if plan.moves_s:
         knobs = replace(knobs, moves_rest_s=random.choice((0.0, 0.1, 0.3)))
+    knobs = perhaps_balanced(knobs, Random(f"transactions/{seed}/balance"), ranges=True)
+    if knobs.is_balanced:  # the balancer plans the moves, and waits while others have open ones
+        plan = replace(plan, moves_s=0.0)
+    if plan.moves_s or knobs.is_balanced:
         # The users of moves rely on what the retry table remembers, and servers of one release know all moves.
         kept = replace(knobs.partition, retry_window_ms=600_000, retry_bytes_max=64 << 20, retry_results_max=1024)
         knobs = replace(knobs, partition=kept)
@@ -121,7 +126,7 @@ def run(seed: int, knobs: Knobs | None = None, plan: Plan | None = None, story: 
 async def _guarded(world: SimWorld, outcome: Outcome, plan: Plan, story: Story) -> None:
     cluster = Cluster(world, outcome.knobs)
     small, paths = small_journals(outcome.knobs), TRANSACTION_PATHS | paths_with(outcome.knobs.hash)
-    with watching(cluster.logbook, cluster.rules), counting(paths), small:
+    with watching(cluster.logbook, cluster.rules), counting(paths), small, restless(outcome.knobs):
         await until_broken(cluster, _scenario(cluster, outcome, plan, story))
 
 
@@ -139,10 +144,12 @@ async def _scenario(cluster: Cluster, outcome: Outcome, plan: Plan, story: Story
         working.append(cluster.spawn(photographer.work(), name="snapshots"))
     begun = loop.time()
     await asyncio.sleep(CALM_S)
+    await first_steps(cluster)
     struck_from = loop.time()
     await story(world, transactors)
     struck_to = loop.time()
     heal(cluster)
+    await end_balancing(cluster)
     transactors.calm_down()  # open moves take most of a run's time
     users.calm_down()
     photographer.calm_down()
