@@ -19,6 +19,7 @@ from tests.source import ROOT, tracked_texts
 FILE = re.compile(r"`((?:[a-z_0-9]+/)*[a-z_0-9]+\.(?:py|md|proto))`")
 TEST = re.compile(r"`(tests/[a-z_0-9/]+\.py)::(test_\w+)`")
 RULE = re.compile(r"[A-Z]x?\d+")
+COMMAND = re.compile(r"`kvstore ([a-z][a-z-]*)(?: ([a-z][a-z-]*))?")
 CITED = re.compile(r"docs/protocol\.md[\s,:(]+([A-Z]x?\d+(?:[\s,–-]+(?:and\s+)?[A-Z]x?\d+)*)")
 
 
@@ -53,6 +54,21 @@ def test_files_named_by_documents_exist() -> None:
         for match in FILE.finditer(text)
         if not is_there(match.group(1), path)
     ]
+    assert missing == []
+
+
+def test_commands_named_by_documents_exist() -> None:
+    page = "docs/reference/commands.md"
+    commands = re.findall(r"^#+ kvstore ([a-z -]+)$", texts()[page], re.MULTILINE)
+    groups = {each.split()[0] for each in commands if " " in each}
+    missing = [
+        f"{path}: {match[0]}"
+        for path, text in texts().items()
+        if not path.startswith("tests/")
+        for match in COMMAND.finditer(text)
+        if match[1] not in commands or (match[1] in groups and match[2] and f"{match[1]} {match[2]}" not in commands)
+    ]
+    assert commands
     assert missing == []
 
 
