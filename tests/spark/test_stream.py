@@ -21,6 +21,7 @@ from tests.waiting import wait_until_blocking
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 pytestmark = [pytest.mark.spark, pytest.mark.cluster]
 SMALL_LEDGERS = [
@@ -32,6 +33,9 @@ SMALL_LEDGERS = [
 ]
 QUERY_S = 120
 """A run takes seconds. An unanswered call to the JVM blocks others."""
+WORKER_LATE, ATTEMPTS = "Python worker failed to connect back", 3
+"""Spark's error if a Python worker takes more than 10 s to start, and how often a query is started. No setting changes
+this limit, which a machine with more ready processes than processors exceeds now and then."""
 Change = tuple[str, bytes, bytes | None, int]
 """Partition, key, value, version."""
 
@@ -57,15 +61,27 @@ class Query:
         known = len(self.batches)
         stream = self._spark.readStream.format("kvstore").options(**self._options).load()
         writer = stream.writeStream.foreachBatch(self._take).option("checkpointLocation", self._checkpoint)
-        query = writer.trigger(availableNow=True).start()
-        if not query.awaitTermination(QUERY_S):
-            query.stop()
-            pytest.fail("the query has not come to its end")
+        query = self._ended(writer.trigger(availableNow=True))
         progress = [each for each in query.recentProgress if each["sources"][0]["endOffset"]]
         if progress:
             end = progress[-1]["sources"][0]["endOffset"]
             self.end = json.loads(end) if isinstance(end, str) else end
         return [change for batch in self.batches[known:] for change in batch]
+
+    def _ended(self, writer: DataStreamWriter) -> StreamingQuery:
+        """Run the query, again if a Python worker was too late for Spark: nothing was read then."""
+        for attempt in range(ATTEMPTS):
+            query = writer.start()
+            try:
+                if query.awaitTermination(QUERY_S):
+                    return query
+            except Exception as error:
+                if WORKER_LATE not in str(error) or attempt == ATTEMPTS - 1:
+                    raise
+            else:
+                query.stop()
+                break
+        pytest.fail("the query has not come to its end")
 
     def _take(self, frame: DataFrame, number: int) -> None:
         rows = frame.select("partition", "key", "value", "version").collect()
