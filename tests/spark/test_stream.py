@@ -33,7 +33,7 @@ SMALL_LEDGERS = [
 ]
 QUERY_S = 120
 """A run takes seconds. An unanswered call to the JVM blocks others."""
-WORKER_LATE, ATTEMPTS = "Python worker failed to connect back", 3
+WORKER_LATE, ATTEMPTS = "Python worker failed to connect back", 5
 """Spark's error if a Python worker takes more than 10 s to start, and how often a query is started. No setting changes
 this limit, which a machine with more ready processes than processors exceeds now and then."""
 Change = tuple[str, bytes, bytes | None, int]
