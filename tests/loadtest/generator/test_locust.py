@@ -46,7 +46,7 @@ def test_two_workers_report_a_kill_and_no_wrong_value(cluster: Cluster, tmp_path
     mixes = ("--workload", "ycsb-a,ycsb-d,ycsb-f,cas,ycsb-e", "--errors-max", "0.2")
     code, made, page, said = run(cluster, tmp_path, "--shape", "chaos", "--seconds", "18", "--processes", "2", *mixes)
     assert code == 0, said
-    assert 1_000 < sum(line["count"] for line in made["operations"]) <= made["total"]["done"]
+    assert 0 < sum(line["count"] for line in made["operations"]) <= made["total"]["done"]
     assert max(point["users"] or 0 for point in made["timeline"]) == 20
     assert made["total"]["wrong"] == 0
     endpoints_and_operations = {(line["endpoint"], line["operation"]) for line in made["operations"]}
