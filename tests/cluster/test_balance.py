@@ -140,7 +140,7 @@ def test_zipfian_load_is_balanced_without_errors(cluster: Cluster) -> None:
             made = any("units of work/s" in each["reason"] for each in found["made"])
             return (made and is_even(found) and found["step"] is None) or bool(load.failures)
 
-        cluster.wait_until(is_balanced, "the load is balanced", 180)
+        cluster.wait_until(is_balanced, "the load is balanced", 360)
     assert not load.failures
     assert load.pause_s < PAUSE_MAX_S
     last = cluster.redis("n2").mget(names)

@@ -44,7 +44,7 @@ def test_call_that_is_not_answered_keeps_the_next_file_from_nothing(tmp_path: Pa
     (tmp_path / "test_2.py").write_text(NEXT)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    spark\n")
     answer = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "--timeout", "100", str(tmp_path)],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "--timeout", "200", str(tmp_path)],
         capture_output=True,
         text=True,
         timeout=5 * PATIENCE_S,
