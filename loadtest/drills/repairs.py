@@ -208,14 +208,14 @@ async def _stored(stage: RepairStage) -> int:
     return found
 
 
-# ── who repairs stands still ──────────────────────────────────────────────────────────────────────────────────────────
+# ── repair is halted ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def halted(stage: RepairStage) -> None:
     """Pause the auditor's process and then a worker's with SIGSTOP, while they copy under load, for longer than their
     sessions."""
     await stage.fill(24 * MIB, value_bytes=50_000)
-    name = "repair stands still"
+    name = "repair is halted"
 
     async def work(load: Load) -> None:
         await _stop_auditor(stage)
@@ -259,7 +259,7 @@ async def _stop_auditor(stage: RepairStage) -> None:
     (auditor,) = await _wait_office(stage, ())
     await _destroy_one(stage, next(each for each in stage.cluster.ids if each != auditor))
     worker = await _busy(stage)
-    stage.log(f"{auditor} is auditor and stands still, while {worker} copies")
+    stage.log(f"{auditor} is auditor and is stopped, while {worker} copies")
     began = time.perf_counter()
     stage.cluster.pause(auditor)
     others = [node for node in stage.cluster.ids if node != auditor]
@@ -277,7 +277,7 @@ async def _stop_auditor(stage: RepairStage) -> None:
             doubles, claims_s = doubles + 1, at
         await asyncio.sleep(0.02)
     stage.report.add("auditor stopped: two claim the office at once, for up to", claims_s, most=1.0, unit="s")
-    stage.log(f"{successor} of {others} is auditor now; looks that found two: {doubles}")
+    stage.log(f"{successor} of {others} is auditor now; checks that found two: {doubles}")
     await stage.wait_complete(write=WRITE)
 
 
@@ -309,7 +309,7 @@ async def _stop_worker(stage: RepairStage) -> None:
         stage.log(f"{worker} has no lock any more")
         stage.cluster.resume(worker)
         await stage.wait_complete(write=WRITE)
-    stage.log(f"{worker} stands still with the locks of ledgers {held}")
+    stage.log(f"{worker} is stopped with the locks of ledgers {held}")
     stage.report.add("worker stopped: ledgers that it had the locks of", len(held), least=1)
     await stage.with_store(partial(_wait_released, worker=worker))
     stage.report.add("worker stopped: its locks gone after", time.perf_counter() - began, most=SESSION_S + 3, unit="s")
@@ -466,7 +466,7 @@ SCENES: dict[str, Scene] = {
     "rate by the throttle": Scene(partial(rate, limit=RATE), settings=(*_SOON, f"autorecovery.bytes_per_s={RATE}")),
     "rate by the disk": Scene(partial(rate, limit=None), settings=(*_SOON, f"autorecovery.bytes_per_s={1 << 31}")),
     "restarts": Scene(restarts, settings=("autorecovery.lost_bookie_delay_s=60",)),
-    "repair stands still": Scene(halted, settings=(*_SOON, f"autorecovery.bytes_per_s={MIB // 2}")),
+    "repair is halted": Scene(halted, settings=(*_SOON, f"autorecovery.bytes_per_s={MIB // 2}")),
     "wiped while registered": Scene(wiped, settings=_SOON),
     "many ledgers": Scene(many_ledgers, nodes=3, partitions=1, settings=_SOON),
 }

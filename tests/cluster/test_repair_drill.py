@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A cluster on ZooKeeper. `python -m loadtest.drill --repairs --metadata etcd` runs the drills on etcd."""
-    settings = SCENES["repair stands still"].settings
+    settings = SCENES["repair is halted"].settings
     with running_cluster(tmp_path_factory.mktemp("repairs"), nodes=4, partitions=2, settings=settings) as started:
         yield started
 

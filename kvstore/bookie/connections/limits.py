@@ -57,6 +57,6 @@ def has_capacity(
 
 
 def may_poll(own: int, total: int) -> bool:
-    """Return True if a connection that has `own` long polls may start another one while all connections total have
+    """Return True if a connection that has `own` long polls may start another one while all connections together have
     `total`."""
     return own < POLLS_SURE or total < POLLS_TOTAL_MAX

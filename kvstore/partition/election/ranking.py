@@ -124,7 +124,7 @@ class LeaderRecord:
 def furthest(published: Mapping[ServerId, Published], besides: ServerId) -> list[ServerId]:
     """Return the replicas that have published and have not stopped, except `besides`, in descending order of their
     sequence."""
-    going = [server for server, fields in published.items() if server != besides and not fields.is_stopped]
+    going = [server for server, replica in published.items() if server != besides and not replica.is_stopped]
     return sorted(going, key=lambda server: (-published[server].seq, server))
 
 

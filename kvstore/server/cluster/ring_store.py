@@ -49,7 +49,7 @@ class RingStore:
 
     async def change(self, step: Callable[[Ring], Ring], *, soon: bool = False, plans: bool = False) -> Ring:
         """Change the ring, one write at a time, because concurrent writes of this server would only conflict. Changes
-        that wait meanwhile are written combined, each step applied to the result of the step before."""
+        that wait meanwhile are written together, each step applied to the result of the step before."""
         mine = _Change(step, soon, plans)
         self._waiting.append(mine)
         try:
@@ -66,7 +66,7 @@ class RingStore:
         return mine.ring
 
     async def _make(self, taken: list[_Change]) -> None:
-        """Write these changes combined, and deliver the outcome of each."""
+        """Write these changes together, and deliver the outcome of each."""
         combined = _combined(taken)
         known = self._membership.stored_ring if all(each.soon for each in taken) else None
         try:
@@ -86,7 +86,7 @@ class RingStore:
             self._membership.note_written(ring, version)
 
     async def _make_apart(self, taken: list[_Change]) -> None:
-        """Write the changes one by one, because combined they were too large for the znode and nothing was written."""
+        """Write the changes one by one, because together they were too large for the znode and nothing was written."""
         try:
             for each in taken:
                 each.ring = each.error = None

@@ -145,12 +145,16 @@ def transactions_page(
         "findings": [each for each in findings_of(report) if each["code"] in HANGING],
         "tables": [
             table(
-                *("intents", "Keys that transactions hold", INTENT_COLUMNS),
+                "intents",
+                "Keys that transactions hold",
+                INTENT_COLUMNS,
                 intent_rows,
                 f"{held} {explained}{unknown}",
             ),
             table(
-                *("decisions", "Commits that are not known everywhere", DECISION_COLUMNS),
+                "decisions",
+                "Commits that are not known everywhere",
+                DECISION_COLUMNS,
                 decision_rows,
                 f"{undelivered}{unknown}",
             ),
