@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.sim.breakages import mutants_wal
+from tests.sim.breakages.fit import notice_of
 from tests.sim.run import run
 from tests.sim.stories.scenarios import Story, play
 from tests.sim.stories.scenarios import knobs as stage_knobs
@@ -57,8 +57,6 @@ class Notice:
 
 
 MUTANTS: dict[str, Mutant] = {}
-MISFIT = re.compile(r"\b(AttributeError|TypeError|NameError)\b")
-"""The errors of a patch that does not fit the code."""
 
 
 def mutant(
@@ -100,9 +98,7 @@ def noticed(name: str, seeds: range) -> Notice | None:
         error = _error_of(name, seed)
         if error is None:
             continue
-        text = f"{type(error).__name__}: {error}".partition("\n")[0]
-        assert not MISFIT.search(text), f"the breakage {name!r} does not fit the code: {text}"
-        return Notice(seed, text)
+        return Notice(seed, notice_of(name, error))
     return None
 
 

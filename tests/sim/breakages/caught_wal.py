@@ -8,6 +8,7 @@ from inspect import signature
 
 import pytest
 
+from tests.sim.breakages.fit import notice_of
 from tests.sim.breakages.mutants_wal import broken
 from tests.sim.damaged import test_set_back
 from tests.sim.ledgers_and_logs import (
@@ -75,13 +76,14 @@ FIRST = {
 
 
 def caught_by(name: str, seeds: range) -> str | None:
-    """Return the first case or seed that fails with the breakage, and its failure, or None."""
+    """Return the first case or seed that fails with the breakage, and its failure, or None. Raises AssertionError if
+    the breakage does not fit the code."""
     with broken(name):
         for label, play in sorted([*_cases(), *_seeds(seeds)], key=lambda each: each[0] != FIRST.get(name)):
             try:
                 play()
             except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 - however it is noticed
-                return f"{label}: {error}".partition("\n")[0][:300]
+                return f"{label}: {notice_of(name, error)}"
     return None
 
 

@@ -39,7 +39,7 @@ def _early_id(patch: pytest.MonkeyPatch) -> None:
     async def early(self: Any, *of: Any) -> None:
         ledger = await self._ids.next_id()
 
-        async def next_id() -> Any:
+        async def next_id(_seen: Any) -> Any:
             del self._ids.next_id
             return ledger
 

@@ -18,6 +18,7 @@ from kvstore.meta.underreplication import MarkLock, Underreplication
 from kvstore.types import NO_ENTRY
 from kvstore.wal.ledger_list import LedgerList
 from kvstore.wal.repair import bookies_of
+from tests.sim.breakages.fit import notice_of
 from tests.sim.recovering import test_open_ledgers, test_worker_cases
 
 CASES = (test_worker_cases, test_open_ledgers)
@@ -179,13 +180,14 @@ FIRST = {
 
 
 def caught_by(name: str) -> str | None:
-    """Return the first case that fails with the breakage, and its failure, or None."""
+    """Return the first case that fails with the breakage, and its failure, or None. Raises AssertionError if the
+    breakage does not fit the code."""
     with broken(name):
         for each, case in sorted(_cases(), key=lambda case: case[0] != FIRST.get(name)):
             try:
                 case()
             except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 - however it is noticed
-                return f"{each}: {error}".partition("\n")[0][:300]
+                return f"{each}: {notice_of(name, error)}"
     return None
 
 

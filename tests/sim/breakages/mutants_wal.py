@@ -424,7 +424,7 @@ def _good_in_batch(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("a machine that is registered twice counts twice")
 def _counted_twice(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(BookieChoice, "room", property(lambda self: len(self.spares())))
+    patch.setattr(BookieChoice, "ensemble_max", property(lambda self: len(self.spares())))
 
 
 @mutant("leads a log that ends before the state here")
