@@ -79,7 +79,7 @@ class Load:
 
 
 BUDGET = (
-    Load("SET, 1 connection", "SET", 1, 1, 400, (340, 180)),
+    Load("SET, 1 connection", "SET", 1, 1, 400, (360, 205)),
     Load("SET, 50 connections", "SET", 50, 1, 5_000),
     Load("SET, 50 connections, pipeline 16", "SET", 50, 16, 16_000, (14, 5)),
     Load("SET, 50 connections, forwarded", "SET", 50, 1, 5_000, is_forwarded=True),
@@ -104,7 +104,7 @@ IDLE = "idle"
 IDLE_S, SETTLE_S = 30.0, 15.0
 """Seconds for which an idle cluster is observed, once for processor time and once for calls; and seconds that a new
 cluster has to come to rest."""
-IDLE_CALLS_PER_S = 2_300
+IDLE_CALLS_PER_S = 2_600
 """Maximum calls per second of an idle node. The watchdog, the probes of disks and the comparison of dates take about
 300 of them."""
 
