@@ -102,9 +102,7 @@ class PeerServer:
 
     async def answer(self, server: ServerId, partition: PartitionId, method: str, body: bytes) -> bytes:
         """Let the local replica answer a call, and return the answer. Raises StoreError."""
-        at_once, handler = self._at_once.get(partition), self._handlers.get(partition)
-        if at_once is not None:
-            return at_once(server, method, body)
+        handler = self._handlers.get(partition)
         if handler is None:
             raise NotLeader(partition)
         return await handler(server, method, body)
