@@ -127,7 +127,7 @@ async def test_abandoned_right_login_does_not_count_as_a_failure(logins: Logins)
     attempt.cancel()
     with pytest.raises(asyncio.CancelledError):
         await attempt
-    await asyncio.gather(*logins._under_way.values())
+    await asyncio.gather(*logins._pending.values())
     await asyncio.sleep(0)
     assert logins.known_or_none("tenant", PASSWORD) is not None
     assert logins._failures["a"].times == 0
@@ -140,7 +140,7 @@ async def test_abandoned_guess_counts_as_a_failure(logins: Logins) -> None:
         attempt.cancel()
         with pytest.raises(asyncio.CancelledError):
             await attempt
-    await asyncio.gather(*logins._under_way.values())
+    await asyncio.gather(*logins._pending.values())
     with pytest.raises(NotAuthenticated, match="too many"):
         await logins.login("tenant", b"one more", "a")
 
@@ -221,7 +221,7 @@ async def test_login_of_the_most_failing_address_is_displaced_at_the_limit(
     found = await asyncio.gather(*guesses, return_exceptions=True)
     assert [type(each) for each in found] == [NotAuthenticated] * 3 + [Overloaded], "the last that came"
     assert logins._failures["bad"].times == 3
-    assert (logins._waiting, logins._under_way) == ([], {})
+    assert (logins._waiting, logins._pending) == ([], {})
 
 
 async def test_logins_without_a_thread_are_refused_and_the_next_is_checked(
@@ -237,7 +237,7 @@ async def test_logins_without_a_thread_are_refused_and_the_next_is_checked(
         for _ in range(3):
             with pytest.raises(Overloaded, match="can't start new thread"):
                 await asyncio.wait_for(logins.login("tenant", PASSWORD, "a"), PATIENCE_S)
-    assert (logins._waiting, logins._under_way, logins._times("a")) == ([], {}, 0), "it was no failed login"
+    assert (logins._waiting, logins._pending, logins._times("a")) == ([], {}, 0), "it was no failed login"
     assert logins.statistics()["logins_limited_total"] == 3
     assert (await asyncio.wait_for(logins.login("tenant", PASSWORD, "a"), PATIENCE_S)).name == "tenant"
 

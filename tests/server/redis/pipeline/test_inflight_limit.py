@@ -180,7 +180,7 @@ async def test_nothing_stays_counted_when_a_connection_ends(resp: RespPort) -> N
     resp.backend.hold()
     raws[4].writer.write(packed(b"SET", b"c", b"v" * 100) * 5)
     await raws[4].writer.drain()
-    await wait_until(lambda: under_way(resp), what="it is under way")
+    await wait_until(lambda: in_flight(resp), what="it is under way")
     raws[4].writer.transport.abort()
     resp.backend.let_go()
     resp.backend.failure = Unavailable("no leader")
@@ -191,7 +191,7 @@ async def test_nothing_stays_counted_when_a_connection_ends(resp: RespPort) -> N
     await wait_until(lambda: is_empty(resp), what="nothing is counted any more")
 
 
-async def under_way(resp: RespPort) -> bool:
+async def in_flight(resp: RespPort) -> bool:
     return resp.server.inflight_limit.commands >= 5
 
 
