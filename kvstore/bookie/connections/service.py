@@ -184,7 +184,7 @@ class BookieConnection:
             self._service.has_asked(self, self._host)
         self._serve()
         if self._frames.fault and not self.is_closed:
-            self._give_up(self._frames.fault)
+            self._close_faulty(self._frames.fault)
 
     def eof_received(self) -> bool | None:
         return False
@@ -221,7 +221,7 @@ class BookieConnection:
         self.is_closed = True
         self._transport.abort()
 
-    def _give_up(self, reason: str) -> None:
+    def _close_faulty(self, reason: str) -> None:
         self._statistics.bad_requests += 1
         self._service.log.emit(
             logging.WARNING, "connection closed peer=%s reason=%s", self._transport.get_extra_info("peername"), reason
@@ -326,7 +326,7 @@ class BookieConnection:
         try:
             request = self._decode(payload)
         except BadFrame as error:
-            self._give_up(str(error))
+            self._close_faulty(str(error))
             return
         except BadRequest as error:
             self._statistics.bad_requests += 1
@@ -342,10 +342,10 @@ class BookieConnection:
         elif not self.is_named and len(request.context) and (other := self._other_cluster(request)):
             self._statistics.refused_cluster += 1
             self.send(wire.encode_status(header.txn_id, operation, Status.UNAUTHORIZED))
-            self._give_up(f"{self._storage.bookie} is of cluster {self._service.cluster}, the client of {other}")
+            self._close_faulty(f"{self._storage.bookie} is of cluster {self._service.cluster}, the client of {other}")
         elif not self.is_named and len(request.context) and not self._is_meant(request):
             self.send(wire.encode_status(header.txn_id, operation, Status.UNKNOWN_LEDGER_STATE))
-            self._give_up(f"the client means another bookie than {self._storage.bookie}")
+            self._close_faulty(f"the client means another bookie than {self._storage.bookie}")
         elif operation == _ADD:
             add = request.add
             is_recovery = add.flag == pb.AddRequest.RECOVERY_ADD

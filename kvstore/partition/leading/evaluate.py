@@ -191,7 +191,7 @@ class Evaluator:
 
     # docs/protocol.md P7
     def evaluate(self, items: list[Item], date_ms: int) -> Decided:
-        """Evaluate `items` as the next entry. `date_ms` is the wall clock in ms."""
+        """Evaluate `items` as the next entry. `date_ms` is the time that a record created now gets, in ms."""
         time_ms = max(self._time_ms, date_ms)
         self._prefixes = self.usage.book.prefixes.all
         if len(items) == 1 and (single := self._evaluate_single(items[0], time_ms)) is not None:

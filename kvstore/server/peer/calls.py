@@ -41,7 +41,7 @@ class LinkCalls:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[bytes] = loop.create_future()
         self._answers[number] = answer
-        timer = loop.call_later(timeout_s, self._give_up, answer, method, timeout_s)
+        timer = loop.call_later(timeout_s, self._time_out, answer, method, timeout_s)
         try:
             self._write(frames.encode(Call(number, partition, method, body)))
             return await answer
@@ -62,7 +62,7 @@ class LinkCalls:
         else:
             raise FrameError("expected an error in the answer, got another value")
 
-    def _give_up(self, answer: asyncio.Future[bytes], method: str, timeout_s: float) -> None:
+    def _time_out(self, answer: asyncio.Future[bytes], method: str, timeout_s: float) -> None:
         if not answer.done():
             answer.set_exception(OutcomeUnknown(f"{self._server} did not answer {method} within {timeout_s} s"))
 

@@ -31,7 +31,7 @@ from kvstore.server.redis.pipeline.latency import CommandLatency
 from kvstore.server.redis.pipeline.reply_memory import CHECK_S, Holder, ReplyMemory
 from kvstore.server.redis.session import REDIS_VERSION, Facts, ShownClient
 from kvstore.server.redis.shared_answer import SharedAnswer
-from kvstore.server.redis.slot_table import Redirects
+from kvstore.server.redis.slot_table import SlotRedirects
 from kvstore.server.routing.ask import ask
 from kvstore.server.routing.backend import Backend
 from kvstore.server.routing.scan_slots import ScanSlots
@@ -83,7 +83,7 @@ class RespServer:
         changes: AdminChanges | None = None,
         scans: ScanSlots | None = None,
         channels: Channels | None = None,
-        redirects: Redirects | None = None,
+        redirects: SlotRedirects | None = None,
     ) -> None:
         """Access control is off if `access` is None. `id` is the server behind the port. `allows_flush` enables
         FLUSHDB and FLUSHALL. `transactions_across_slots` enables commands that change keys of several partitions

@@ -281,7 +281,7 @@ class Dispatcher:
         self._links.flush()  # based on the former ring, and marked so
         self.topology = self._membership.topology
         self._handle(events.TopologyChanged(self.topology))
-        self._handle(events.Expelled())
+        self._handle(events.MovedRejected())
 
     def _handle(self, event: events.Event) -> None:
         if isinstance(event, events.Ticked):
@@ -308,7 +308,7 @@ class Dispatcher:
                 self._fail_later(sink, token, error)
             case events.RejectPeer(sink, op, token, moved):
                 sink.reject(op, token, moved)
-            case events.ExpelHere():
+            case events.RejectMoved():
                 for partition in sorted(self._local):
                     self._local[partition].redirect_moved()
             case events.ReadLeader(partition):

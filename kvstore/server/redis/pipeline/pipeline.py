@@ -47,7 +47,7 @@ from kvstore.server.redis.plans import (
     value_bytes,
 )
 from kvstore.server.redis.session import RespSession
-from kvstore.server.redis.slot_table import Redirects
+from kvstore.server.redis.slot_table import SlotRedirects
 
 log = logging.getLogger(__name__)
 
@@ -215,7 +215,7 @@ class Pipeline:
         handler.act(self, words)
         return True
 
-    def _redirect(self, redirects: Redirects, found: Plan) -> None:
+    def _redirect(self, redirects: SlotRedirects, found: Plan) -> None:
         """Raise CommandError with MOVED if the client is to send the command to another server."""
         match found:
             case Single(op, _):

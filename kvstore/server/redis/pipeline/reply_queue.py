@@ -26,7 +26,7 @@ from kvstore.server.redis.pipeline.rereads import Rereads, bytes_of
 from kvstore.server.redis.plans import REPLY_BYTES_MAX, CommandError, Several, Single, value_bytes
 from kvstore.server.redis.replies import FORMATS, Fmt
 from kvstore.server.redis.session import RespSession
-from kvstore.server.redis.slot_table import Redirects
+from kvstore.server.redis.slot_table import SlotRedirects
 
 IN_FLIGHT_FIRST, IN_FLIGHT_MAX = 64, 1024
 """Maximum number of commands of one connection in flight: at first, and later, unless its replies are large. Further
@@ -52,7 +52,7 @@ class PipelineServer(CommandServer, Protocol):
     inflight_limit: InflightLimit
     reply_memory: ReplyMemory
     rounds: CommandLatency
-    redirects: Redirects | None
+    redirects: SlotRedirects | None
 
     def note_slow_subscriber(self) -> None: ...
     def spawn(self, work: Coroutine[Any, Any, None]) -> None: ...
