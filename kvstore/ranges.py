@@ -38,10 +38,6 @@ class Range:
         return f"{zero}{plain(self.least)} {word} {plain(self.most)}"
 
 
-def at_least(least: float) -> Range:
-    return Range(least)
-
-
 def above(least: float) -> Range:
     return Range(least, is_above=True)
 
@@ -68,7 +64,7 @@ def ranges_of(cls: Any) -> dict[str, Range]:
 
 
 def range_of(hint: Any) -> Range | None:
-    """Return the range in `Annotated[int, at_least(1)]`; None for any other type."""
+    """Return the range in `Annotated[int, between(1, 9)]`; None for any other type."""
     return next((each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Range)), None)
 
 

@@ -17,6 +17,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 
+from kvstore.env.parent import be_killed_with_parent
 from tests.bookie import mutants as bookies
 from tests.sim.breakages import (
     catalogue,
@@ -132,7 +133,9 @@ def main(wanted: list[str]) -> int:
         print(error, file=sys.stderr)
         return 2
     missed: list[str] = []
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(
+        os.cpu_count(), mp_context=get_context("spawn"), initializer=be_killed_with_parent
+    ) as pool:
         for layer, names in tables:
             width = max(map(len, names), default=0)
             noticed = 0

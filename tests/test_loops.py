@@ -41,3 +41,32 @@ async def test_sockets_do_not_block() -> None:
             await loop.sock_sendall(one, b"x")
         with pytest.raises(ValueError, match="must be non-blocking"):
             await loop.sock_recv(one, 1)
+
+
+class Handler(asyncio.Protocol):
+    """A handler of a stream, as a part of this project is one."""
+
+    __module__ = "kvstore.test"
+
+    def __init__(self) -> None:
+        self.stream: asyncio.Transport
+        self.lost = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.stream = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost.set()
+
+
+async def test_handler_may_not_write_after_its_connection_was_lost() -> None:
+    one, other = socket.socketpair()
+    with other:
+        _, handler = await asyncio.get_running_loop().create_connection(Handler, sock=one)
+        handler.stream.abort()
+        handler.stream.write(b"dropped, because the handler does not know yet")
+        await handler.lost.wait()
+        for use in (lambda: handler.stream.write(b"x"), handler.stream.set_write_buffer_limits):
+            with pytest.raises(RuntimeError, match="the handler is closed"):
+                use()

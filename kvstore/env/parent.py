@@ -21,8 +21,7 @@ def end_with_parent(environ: Mapping[str, str]) -> bool:
     the process at once if the supervisor has ended already. Raises OSError if the descriptor is none."""
     if LINK not in environ:
         return False
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "cannot be ended with its supervisor", LINK)
+    be_killed_with_parent()
     fd = int(environ[LINK])
     os.set_inheritable(fd, False)
     with socket.socket(fileno=os.dup(fd)) as link:
@@ -32,3 +31,9 @@ def end_with_parent(environ: Mapping[str, str]) -> bool:
     if os.getppid() != supervisor:
         os._exit(1)
     return True
+
+
+def be_killed_with_parent() -> None:
+    """Have the kernel kill this process when the thread that started it has ended. Raises OSError."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "cannot be ended with its parent")

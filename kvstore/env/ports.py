@@ -69,7 +69,8 @@ class Clock(Protocol):
 
 
 class Stream(Protocol):
-    """The sending half of a byte stream: the part of `asyncio.Transport` that this project uses."""
+    """The sending half of a byte stream: the part of `asyncio.Transport` that this project uses. After the handler's
+    `connection_lost`, the methods that send or set limits raise RuntimeError, as those of uvloop do."""
 
     def write(self, data: bytes) -> None: ...
     def writelines(self, data: Iterable[bytes]) -> None: ...

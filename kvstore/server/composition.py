@@ -62,7 +62,7 @@ from kvstore.server.placement.steward import Steward
 from kvstore.server.redis.channel_peers import CHANNELS, ChannelPeers
 from kvstore.server.redis.channels import Channels
 from kvstore.server.redis.listener import RespServer
-from kvstore.server.redis.slot_table import Redirects
+from kvstore.server.redis.slot_table import SlotRedirects
 from kvstore.server.routing.dispatch import Dispatcher
 from kvstore.server.routing.overdue_watch import OverdueWatch
 from kvstore.server.status.copy_count import CopyCount
@@ -296,7 +296,7 @@ async def _open_server(
     node.links = PeerLinks(env, credentials, dispatcher, forwarded_max, node.peers.answer, node.versions)
     node.peers.on_proven = node.access.cluster_names.note_shown
     dispatcher.use_links(node.links)
-    stack.callback(node.versions.on_rise(node.peers.end_outdone))
+    stack.callback(node.versions.on_rise(node.peers.end_outdated))
     _watch_overdue(env, dispatcher, stack)
     node.clock_sync = ClockSync(env, node.id, clock, node.links, lambda: membership.topology.ring)
     stack.push_async_callback(node.clock_sync.close)
@@ -341,7 +341,7 @@ async def _open_server(
     stack.push_async_callback(membership.announcement.withdraw)
 
 
-def _redirects(node: Node) -> Redirects:
+def _redirects(node: Node) -> SlotRedirects:
     """Return the rules by which Redis commands are redirected."""
     membership, links = node.membership, node.links
 
@@ -349,7 +349,7 @@ def _redirects(node: Node) -> Redirects:
         link = links.by_server.get(server)
         return link is not None and link.is_open
 
-    return Redirects(node.id, lambda: membership.topology, is_reachable)
+    return SlotRedirects(node.id, lambda: membership.topology, is_reachable)
 
 
 # docs/protocol.md G28

@@ -95,11 +95,6 @@ class Connection:
         self._checked_at = 0.0
         self._is_closed = False
 
-    @property
-    def is_up(self) -> bool:
-        """True if the connection is open."""
-        return self._stream is not None
-
     def add(self, txn: int, frame: bytes, done: AddDone) -> None:
         """Send an add. `txn` must not be in use by another request on this connection. `done` is called exactly once,
         never before this method returns, with None or the error."""

@@ -24,7 +24,7 @@ from kvstore.wal.new_ids import NewLedgerIds
 from kvstore.wal.ports import BookieClient, ListedLedger
 from kvstore.wal.seek import Seeker
 from kvstore.wal.tailing.tail import BATCH_BYTES_MAX, TailReader
-from kvstore.wal.takeover import LogTakeover, Others, nobody
+from kvstore.wal.takeover import LogTakeover, Others, no_others
 
 BYTES_PER_S = 16 << 20
 """Default rate in bytes per second at which leaders on this node make missing copies."""
@@ -87,7 +87,7 @@ class PartitionLogs:
         lease_ms: int,
         next_seq: Callable[[], Seq],
         applied: Callable[[], Position | None] = lambda: None,
-        others: Others = nobody,
+        others: Others = no_others,
     ) -> OpenLeaderLog:
         """Take over the log and return it ready for appends; see Logs.open_as_leader."""
         await self._identity.check()

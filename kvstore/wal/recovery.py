@@ -183,7 +183,7 @@ class Recovery:
         if len(self._fenced | self._silent) < len(self._ensemble):
             return []
         silent = sorted(self._ensemble[i] for i in self._silent)
-        return self._give_up(f"no definite answer from {', '.join(silent)}: the ledger may still be written to")
+        return self._end_undecided(f"no definite answer from {', '.join(silent)}: the ledger may still be written to")
 
     def _entry(self, bookie: BookieId, entry: EntryId, packet: bytes | None) -> list[Command]:
         asked = self._asked.get(entry)
@@ -223,7 +223,7 @@ class Recovery:
                 return [*commands, EndFound(EntryId(self._next - 1), self._length)]
             elif asked.absent.union(asked.silent).issuperset(places):
                 silent = ", ".join(self._ensemble[i] for i in sorted(asked.silent))
-                return [*commands, *self._give_up(f"entry {self._next}: no definite answer from {silent}")]
+                return [*commands, *self._end_undecided(f"entry {self._next}: no definite answer from {silent}")]
             else:
                 return commands
 
@@ -234,7 +234,7 @@ class Recovery:
         self.found += 1
         return [TailEntry(packet), self._ask(EntryId(self._next + READ_AHEAD - 1))]
 
-    def _give_up(self, reason: str) -> list[Command]:
+    def _end_undecided(self, reason: str) -> list[Command]:
         self.phase = Phase.UNDECIDED
         return [Undecided(f"ledger {self.metadata.ledger}: {reason}")]
 

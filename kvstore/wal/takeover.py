@@ -48,7 +48,7 @@ longer."""
 Others = Callable[[], Coroutine[Any, Any, Position | None]]
 
 
-async def nobody() -> None:
+async def no_others() -> None:
     """Return None: no other replica has reported a position."""
 
 
@@ -90,7 +90,7 @@ class LogTakeover:
         lease_ms: int,
         next_seq: Callable[[], Seq],
         applied: Callable[[], Position | None] = lambda: None,
-        others: Others = nobody,
+        others: Others = no_others,
     ) -> TakenOver:
         """Take over the log, and return it ready for appends. The attempt is repeated up to ATTEMPTS_MAX times if other
         processes change the log. `lease_ms` is the lease that is listed with the new ledger. For `next_seq`, `applied`

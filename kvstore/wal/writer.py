@@ -276,7 +276,7 @@ class LedgerWriter:
         live = mask & ~self._failed
         commands: list[Command] = [Store(entry, packet, self._bookies_of[mask] if live == mask else self._at(live))]
         if len(self._sent) > OUTSTANDING_ENTRIES_MAX or self._held_bytes > OUTSTANDING_BYTES_MAX:
-            commands += self._give_up(self._slowest())
+            commands += self._fail_slow(self._slowest())
         return commands
 
     # docs/protocol.md W2
@@ -286,7 +286,7 @@ class LedgerWriter:
         entry, oldest = next(iter(self._sent.items()))
         return oldest.targets & ~oldest.acks & ~self._failed if entry <= self.last_confirmed else 0
 
-    def _give_up(self, bits: int) -> list[Command]:
+    def _fail_slow(self, bits: int) -> list[Command]:
         return [SlowBookiesFailed(self._at(bits)), *self._fail(bits)] if bits else []
 
     def oldest_outstanding(self) -> dict[BookieId, EntryId]:

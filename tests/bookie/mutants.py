@@ -19,7 +19,7 @@ from kvstore.bookie import admission, fencing, identity, inventory, keys, reader
 from kvstore.bookie import node as node_module
 from kvstore.bookie import storage as storage_module
 from kvstore.bookie.adds import Adds
-from kvstore.bookie.connections import questions as questions_module
+from kvstore.bookie.connections import requests as requests_module
 from kvstore.bookie.connections import service as service_module
 from kvstore.bookie.facts import Facts
 from kvstore.bookie.fencing import WriteVerdict
@@ -259,7 +259,7 @@ def _deny() -> None:
     def deny(self: Any, status: Status, ledger: int, answer: Any) -> None:
         answer(status)
 
-    replace(questions_module.Questions, "_when_deniable", lambda _original: deny)
+    replace(requests_module.RequestHandler, "_when_deniable", lambda _original: deny)
 
 
 @mutant("serves clients that mean another bookie")
@@ -292,7 +292,7 @@ def _one_door() -> None:
 
 @mutant("keeps unlimited batches for a client that does not read")
 def _any_batch() -> None:
-    replace(questions_module, "has_capacity", lambda _original: lambda *_: True)
+    replace(requests_module, "has_capacity", lambda _original: lambda *_: True)
 
 
 @mutant("keeps polls of a closed connection")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +54,19 @@ def test_node_that_cannot_start_reports_why_in_one_line(tmp_path: Path) -> None:
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert "none.toml" in done.stderr
+
+
+def test_request_for_new_certificates_does_not_end_a_node_that_starts(tmp_path: Path) -> None:
+    """The node waits for its configuration, a pipe, while it is signalled. The configuration is wrong, so it ends."""
+    os.mkfifo(tmp_path / "node.toml")
+    line = [sys.executable, "-m", "kvstore", "node", "run", "--config", str(tmp_path / "node.toml")]
+    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True) as node:
+        with (tmp_path / "node.toml").open("w") as config:  # opens once the node reads
+            node.send_signal(signal.SIGHUP)
+            config.write("id = 5\n")
+        _, said = node.communicate()
+    assert node.returncode == 1, said
+    assert "id: expected" in said
 
 
 WRONG = {

@@ -22,7 +22,7 @@ from kvstore.partition.config import (
 )
 from kvstore.partition.leading.entry_in_flight import ALL_IN_FLIGHT_MAX
 from kvstore.proto.bookkeeper import PACKET_MAX
-from kvstore.ranges import Range, above, at_least, between, range_of, zero_or
+from kvstore.ranges import Range, above, between, range_of, zero_or
 from kvstore.server.config import ORPHAN_LEASES_MIN, NodeConfig
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Quorum, Seq
 from kvstore.wal import list_codec
@@ -83,7 +83,7 @@ def test_value_out_of_range_is_refused_by_name(name: str, kind: type, found: Ran
 
 
 def test_range_is_shown_in_plain_numbers() -> None:
-    assert [str(each) for each in (at_least(0), above(0), between(1 << 10, 2 << 30), Range(0, 1, is_below=True))] == [
+    assert [str(each) for each in (Range(0), above(0), between(1 << 10, 2 << 30), Range(0, 1, is_below=True))] == [
         "at least 0",
         "more than 0",
         "1024 to 2147483648",

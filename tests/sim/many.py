@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from multiprocessing import get_context
 
+from kvstore.env.parent import be_killed_with_parent
 from tests.sim.judges import branches, reach
 from tests.sim.judges.operations import Status
 from tests.sim.run import Outcome, run
@@ -106,7 +107,7 @@ def tallies(seeds: range, play: Callable[[range], Tally] = play) -> Iterator[Tal
     """Yield the tallies of groups of seeds, in order, played on all processors."""
     chunks = iter(seeds[at : at + SEEDS_PER_TASK] for at in range(0, len(seeds), SEEDS_PER_TASK))
     processes = os.cpu_count() or 1
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=be_killed_with_parent) as pool:
         waiting = [pool.submit(play, chunk) for chunk in islice(chunks, processes * TASKS_AHEAD)]
         while waiting:
             yield waiting.pop(0).result()

@@ -32,10 +32,6 @@ def file_of(place: int) -> int:
     return place >> OFFSET_BITS
 
 
-def offset_of(place: int) -> int:
-    return place & OFFSET_MASK
-
-
 class EntryColumns(NamedTuple):
     """Entries of one segment in ascending order of their ids, as parallel arrays."""
 

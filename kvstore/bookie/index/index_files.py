@@ -170,7 +170,7 @@ class IndexFiles:
         self.rebuilt += 1
         self._in_memory[file] = rebuilt.entries
         if rebuilt.data is None:
-            self._give_up(file)
+            self._remove_stale(file)
         else:
             self._replace(file, rebuilt.data, lambda: None, partial(_log_unwritten, file))
 
@@ -316,7 +316,7 @@ class IndexFiles:
         self._disk.rename(path + ASIDE, path)
         self._disk.sync_dir(self.directory)
 
-    def _give_up(self, file: int) -> None:
+    def _remove_stale(self, file: int) -> None:
         """Remove a file that cannot be recreated: the next start reads the segment."""
         with suppress(OSError):
             self._disk.remove(checkpoint_path(self.directory, file))

@@ -2,7 +2,8 @@
 
 Records gather in the open group while the previous group is written and synced, outside of the event loop. Then the
 open group is next, and so on. One sync is in progress at a time, and nothing is reported before the sync that covers
-it. A failed sync ends the process, because it is unknown then what the disk holds, and a second sync would not tell.
+it. After a failed sync, it is unknown what the disk holds, and a second sync would not show it. So the bookie stops
+using the directory, and the process ends if the bookie has no other directory.
 
 Segments are created one ahead. Without a segment ahead the journal is full: reserve.py says what the rest of the
 present segment is for (docs/protocol.md, B9), and storage.py refuses ordinary adds.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from kvstore.server.config import NodeConfig
 def start(path: Path, settings: Sequence[Setting] = ()) -> None:
     """Run until SIGTERM or SIGINT. `settings` override the file. Raises ConfigError, OSError."""
     is_supervised = end_with_parent(os.environ)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it asks for new certificates, and none have been read yet
     config = toml.read(path, NodeConfig, settings)
     if config.processes > 1:
         from kvstore.server.host import run_host

@@ -40,7 +40,7 @@ class AsyncLinks:
         self._changed, self._on_answers_received, self._tokens = changed, on_answers, tokens
         self._transport, self._stream_endpoints = transport, StreamEndpoints(routing)
         self._links: dict[str, AsyncLink] = {}
-        self._rests = AddressBackoff()
+        self._backoff = AddressBackoff()
         self._refusals = LoginRefusals()
         self.direct: dict[str, AsyncLink] = {}
         """Links to leaders by partition, while they are up: the fast path."""
@@ -75,7 +75,7 @@ class AsyncLinks:
         link = self._links.get(address)
         if link is not None:
             return link
-        if self._closed or self._rests.is_left_alone(address, self._env.clock.now()):
+        if self._closed or self._backoff.is_backing_off(address, self._env.clock.now()):
             return None
         try:
             link = AsyncLink(
@@ -93,7 +93,7 @@ class AsyncLinks:
             if not self._routing.is_known:
                 raise  # the caller that opens the client gets the error
             logger.warning("cannot connect address=%s reason=%s", address, error)  # files that are being replaced
-            self._rests.broke(address, self._env.clock.now())
+            self._backoff.note_failure(address, self._env.clock.now())
             return None
         self._links[address] = link
         return link
@@ -149,9 +149,9 @@ class AsyncLinks:
             if self._links.get(link.address) is link:
                 del self._links[link.address]
                 self._frames_gone += link.frames
-            self._rests.broke(link.address, self._env.clock.now())
+            self._backoff.note_failure(link.address, self._env.clock.now())
         else:
-            self._rests.held(link.address)
+            self._backoff.reset(link.address)
         self._refusals.record(link.address, None)  # the last answer counts, because the client may live for days
         self._refusals.record(link.address, link.login_error)
         self._changed()

@@ -75,7 +75,7 @@ class BlockingEngine:
         self.routing = self.seen.routing
         self._make_locks()
         self._links: dict[str, BlockingLink] = {}
-        self._rests, self._refusals = AddressBackoff(), LoginRefusals()
+        self._backoff, self._refusals = AddressBackoff(), LoginRefusals()
         self._counts: Counter[str] = Counter()
         self._read_at = 0.0
         self._reader: tuple[float, BlockingLink | None] | None = None
@@ -352,7 +352,7 @@ class BlockingEngine:
         if link is not None:
             link.is_ours = link.is_ours or self.routing.is_ours(address)
             return link
-        if self.is_closed or self._rests.is_left_alone(address, self.env.clock.now()):
+        if self.is_closed or self._backoff.is_backing_off(address, self.env.clock.now()):
             return None
         attempt_s = 2 * self._config.silence_s
         config, clock = self._config, self.env.clock
@@ -371,7 +371,7 @@ class BlockingEngine:
             if not self.routing.is_known:
                 raise  # the caller that opens the client gets the error
             logger.warning("cannot connect address=%s reason=%s", address, error)  # files that are being replaced
-            self._rests.broke(address, clock.now())
+            self._backoff.note_failure(address, clock.now())
             return None
         link.is_ours = self.routing.is_ours(address)
         self._links[address] = link
@@ -384,13 +384,13 @@ class BlockingEngine:
                 if self.seen.absorb_answers(answers):
                     self._read_at = 0.0
             if received and link.login_error is None:
-                self._rests.held(link.address)
+                self._backoff.reset(link.address)
             if received or link.login_error is not None:
                 self._refusals.record(link.address, link.login_error, has_served=link.has_served)
             if not link.is_broken or self._links.get(link.address) is not link:
                 return
             del self._links[link.address]
-            self._rests.broke(link.address, self.env.clock.now())
+            self._backoff.note_failure(link.address, self.env.clock.now())
             self._counts["link_breaks"] += 1
         link.close_when_idle()
 

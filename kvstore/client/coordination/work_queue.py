@@ -111,18 +111,18 @@ def done(lease: SessionLease, prefix: bytes, taken: Taken) -> Recipe[None]:
     if claim not in lease.keys:
         raise SessionEnded(f"{claim!r} has ended with its session, or was given back")
     gone = operations.delete(prefix + ITEM + taken.name), operations.delete(prefix + TIMES + taken.name)
-    yield from _let_go(lease, claim, WriteStep(more=gone, drops=(claim,)))
+    yield from _delete_claim(lease, claim, WriteStep(more=gone, drops=(claim,)))
 
 
 def give_back(lease: SessionLease, prefix: bytes, taken: Taken) -> Recipe[None]:
     """Return the item to the queue. Does nothing if it was lost meanwhile."""
     claim = prefix + CLAIM + taken.name
     if claim in lease.keys:
-        yield from _let_go(lease, claim, WriteStep(drops=(claim,)))
+        yield from _delete_claim(lease, claim, WriteStep(drops=(claim,)))
 
 
 # docs/protocol.md Q6
-def _let_go(lease: SessionLease, claim: bytes, write: WriteStep) -> Recipe[None]:
+def _delete_claim(lease: SessionLease, claim: bytes, write: WriteStep) -> Recipe[None]:
     """Delete a claim. If the outcome is unknown, the key may belong to another session from now on: it is neither kept
     nor deleted, and expires if it still exists."""
     try:

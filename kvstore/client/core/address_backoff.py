@@ -15,17 +15,17 @@ class AddressBackoff:
         self._retries: dict[str, tuple[float, float]] = {}
         """End and length of each address's backoff."""
 
-    def is_left_alone(self, address: str, now: float) -> bool:
+    def is_backing_off(self, address: str, now: float) -> bool:
         until, _ = self._retries.get(address, (now, 0.0))
         return now < until
 
-    def broke(self, address: str, now: float) -> None:
+    def note_failure(self, address: str, now: float) -> None:
         """Start a backoff, because a connection to the address broke or could not be opened."""
         self._retries = {each: rest for each, rest in self._retries.items() if now < rest[0] + KEPT_S}
         _, last_s = self._retries.get(address, (0.0, MIN_S / 2))
         delay_s = min(last_s * 2, MAX_S)
         self._retries[address] = (now + delay_s, delay_s)
 
-    def held(self, address: str) -> None:
+    def reset(self, address: str) -> None:
         """Forget the failures of an address that has a connection."""
         self._retries.pop(address, None)

@@ -177,7 +177,7 @@ class ImportDriver:
             case ImportStep.FLIP:
                 await self._flip(move)
             case ImportStep.GIVE_UP:
-                await self._give_up(leader, move)
+                await self._cancel_move(leader, move)
             case ImportStep.WIPE:
                 await self._m.source.drop_some(leader, self.move)
             case ImportStep.FORGET:
@@ -341,7 +341,7 @@ class ImportDriver:
             log.debug("server=%s was not notified of the flip of move %d: %r", server, self.move, error)
 
     # docs/protocol.md M11
-    async def _give_up(self, leader: Leader, move: Move) -> None:
+    async def _cancel_move(self, leader: Leader, move: Move) -> None:
         """Cancel the move, unless the source has released the range."""
         verdict = msgspec.msgpack.decode(await self._call(move, source.CANCEL), type=ReleaseVerdict)
         self._lead()

@@ -87,7 +87,7 @@ class ClusterTopology:
         member = self.servers.get(leader)
         return NotLeader(partition, leader, member.grpc if member else "")
 
-    def nobody(self, partition: PartitionId) -> StoreError:
+    def no_leader(self, partition: PartitionId) -> StoreError:
         """Return the error for a client that waited in vain for a leader."""
         leader = self.leader_of(partition)
         if leader is None:

@@ -280,10 +280,10 @@ class Fsck:
                 payloads[bookie] = await copies.read(bookie, entry)
         for bookie, payload in payloads.items():
             if payload is None:
-                await self._give_up(copies, bookie)
+                await self._stop_waiting_for(copies, bookie)
         return payloads
 
-    async def _give_up(self, copies: LedgerCopies, bookie: BookieId) -> None:
+    async def _stop_waiting_for(self, copies: LedgerCopies, bookie: BookieId) -> None:
         """Record that the check has waited for the bookie once. Copies of this ledger that the bookie lacks count as
         missing at once from now on."""
         if bookie in copies.waited_for:

@@ -133,6 +133,8 @@ class SessionStream:
 
     def refuse(self, text: str) -> None:
         """Refuse the client. `text` begins with the code that clients inspect."""
+        if self._session.closed:
+            return  # it has disconnected meanwhile, and uvloop raises an error for a write to a closed stream
         self._session.close()
         self._stream.write(f"-{text}\r\n".encode())
         self._stream.close()

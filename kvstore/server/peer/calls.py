@@ -33,15 +33,15 @@ class LinkCalls:
         """Send a call and return its answer. Raises Overloaded, OutcomeUnknown, and the error that the other side
         raised."""
         is_hold = method == HOLD
-        under_way, most = (self._holds, HOLDS_MAX) if is_hold else (len(self._answers) - self._holds, CALLS_MAX)
-        if under_way >= most:
+        in_flight, most = (self._holds, HOLDS_MAX) if is_hold else (len(self._answers) - self._holds, CALLS_MAX)
+        if in_flight >= most:
             raise Overloaded(f"expected at most {most} concurrent calls to {self._server}; retry")
         self._holds += is_hold
         number = self._next_number()
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[bytes] = loop.create_future()
         self._answers[number] = answer
-        timer = loop.call_later(timeout_s, self._give_up, answer, method, timeout_s)
+        timer = loop.call_later(timeout_s, self._time_out, answer, method, timeout_s)
         try:
             self._write(frames.encode(Call(number, partition, method, body)))
             return await answer
@@ -62,7 +62,7 @@ class LinkCalls:
         else:
             raise FrameError("expected an error in the answer, got another value")
 
-    def _give_up(self, answer: asyncio.Future[bytes], method: str, timeout_s: float) -> None:
+    def _time_out(self, answer: asyncio.Future[bytes], method: str, timeout_s: float) -> None:
         if not answer.done():
             answer.set_exception(OutcomeUnknown(f"{self._server} did not answer {method} within {timeout_s} s"))
 

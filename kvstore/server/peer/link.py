@@ -67,7 +67,7 @@ class LinkOwner(Protocol):
         """Handle the loss of the link."""
         ...
 
-    def complain(self, server: ServerId, error: FrameError) -> None:
+    def report_fault(self, server: ServerId, error: FrameError) -> None:
         """Handle a server that failed to prove its identity or sent malformed frames."""
         ...
 
@@ -79,7 +79,7 @@ class PeerLink:
     def __init__(self, links: LinkOwner, server: ServerId) -> None:
         self.server = server
         self.is_open = False
-        self._is_full = self._is_leaving = self._is_outdone = False
+        self._is_full = self._is_leaving = self._is_outdated = False
         """True if, respectively: the other side does not read; the other side is stopping; both sides now support a
         higher version than this link's."""
         self.flight = Flight(server, links.forwarded_max)
@@ -159,7 +159,7 @@ class PeerLink:
         self._frame_bytes += len(data)
         try:
             if not self.is_open:
-                data = self._greet(data)
+                data = self._finish_handshake(data)
             if data:
                 message = None
                 for message in self._frames.feed(data):
@@ -167,7 +167,7 @@ class PeerLink:
                 if message is not None:
                     self._frame_bytes = 0
         except FrameError as error:
-            self._links.complain(self.server, error)
+            self._links.report_fault(self.server, error)
             self.fail_opening(error)
             self.close()
 
@@ -180,7 +180,7 @@ class PeerLink:
         if self._timer is not None:
             self._timer.cancel()
         self._links.lost(self)
-        self._give_up()
+        self._report_loss()
 
     def pause_writing(self) -> None:
         self._is_full = True
@@ -191,9 +191,9 @@ class PeerLink:
         self._note_capacity()
 
     def _note_capacity(self) -> None:
-        self.flight.is_closed_for_more = self._is_full or self._is_leaving or self._is_outdone or not self.is_open
+        self.flight.is_closed_for_more = self._is_full or self._is_leaving or self._is_outdated or not self.is_open
 
-    def _greet(self, data: bytes) -> bytes:
+    def _finish_handshake(self, data: bytes) -> bytes:
         """Prove that this server belongs to the cluster, and verify the proof of the other side. Return the received
         bytes that follow the handshake."""
         proof, rest = self._caller.take(data)
@@ -260,7 +260,7 @@ class PeerLink:
                 self._note_capacity()
         if self._is_leaving and self._stream is not None and not self._has_outstanding_calls():
             self._stream.close()
-        if self._is_outdone and not self.flight.pending:
+        if self._is_outdated and not self.flight.pending:
             self.close()
 
     def _has_outstanding_calls(self) -> bool:
@@ -274,22 +274,22 @@ class PeerLink:
             self._links.dispatcher.note_progress(PartitionId(partition), seq, time_ms)
         reads = self.flight.reads
         if reads.is_on or self._frame_bytes > LARGE_BYTES:
-            _weigh(self.flight, results, self._links.now())
+            _note_sizes(self.flight, results, self._links.now())
         for column in (results.numbers, results.records, results.others):
             if column:
-                self._give([number for number, _ in column], [result for _, result in column])
+                self._complete([number for number, _ in column], [result for _, result in column])
         if results.absent:
-            self._give(results.absent, [None] * len(results.absent))
+            self._complete(results.absent, [None] * len(results.absent))
         self._answers.flush()
         if reads.count:
             self._links.dispatcher.reads_answered(self.flight)
 
-    def _give(self, numbers: list[int], results: list[Any]) -> None:
+    def _complete(self, numbers: list[int], results: list[Any]) -> None:
         """Complete these operations of the flight. Some of them may already have ended."""
         ended = list(map(self.flight.pending.pop, numbers, repeat(None)))
         there = [(entry[1], result) for entry, result in zip(ended, results, strict=True) if entry is not None]
         self.flight.bytes -= sum([pending.size for pending, _ in there])
-        self._answers.give_all([(pending.sink, pending.token, result) for pending, result in there])
+        self._answers.deliver_all([(pending.sink, pending.token, result) for pending, result in there])
 
     def _take_refusals(self, results: list[tuple[int, Any]]) -> None:
         """Take back refused operations. They are routed again before any later operation is submitted. Operations
@@ -301,7 +301,7 @@ class PeerLink:
 
     # ── loss and silence ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _give_up(self) -> None:
+    def _report_loss(self) -> None:
         """Report the loss of the connection to the dispatcher and to the waiting callers, together with everything
         unsent."""
         columns = (column for lane in self._lanes.values() for column in (lane.gets, lane.puts, lane.others))
@@ -324,9 +324,9 @@ class PeerLink:
             # version.
             # Calls are lost and repeated by their callers, because a call that waits for news is nearly always in
             # progress.
-            self._is_outdone = True
+            self._is_outdated = True
             self._note_capacity()
-        if self._is_outdone and not self.flight.pending:
+        if self._is_outdated and not self.flight.pending:
             self.close()
             return
         owes = self._has_outstanding_calls()
@@ -406,11 +406,11 @@ class PeerLink:
             )
             for version in unknown.values()
         ]
-        self._give(list(unknown), errors)
+        self._complete(list(unknown), errors)
         self._answers.flush()
 
 
-def _weigh(flight: Flight, results: Results, now: float) -> None:
+def _note_sizes(flight: Flight, results: Results, now: float) -> None:
     """Record for which clients large values have arrived, before the clients receive them."""
     reads, pending = flight.reads, flight.pending
     for number, record in results.records:

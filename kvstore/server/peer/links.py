@@ -27,7 +27,7 @@ HERE_MAX = 1_024
 """Maximum number of concurrent calls between replicas on this server."""
 REFUSAL_S = 60.0
 """Seconds for which a refused link is reported, unless the next attempt succeeds."""
-COMPLAIN_S = 60.0
+FAULT_LOG_S = 60.0
 """Interval in seconds between log lines about a refused link, because the link is retried constantly."""
 
 log = logging.getLogger(__name__)
@@ -60,8 +60,8 @@ class PeerLinks:
         """The last known address of each server. A server whose znode is gone may still be running."""
         self._refused_at: dict[ServerId, float] = {}
         self._reach = Reach()
-        self._complaints = 0
-        self._complained_at: dict[ServerId, float] = {}
+        self._faults = 0
+        self._fault_logged_at: dict[ServerId, float] = {}
         self._refusals: dict[ServerId, tuple[float, str]] = {}
         """The time and reason of the last refusal by each server."""
         self.lost_links = 0
@@ -175,14 +175,14 @@ class PeerLinks:
         its = max(member.can if member is not None else versions.FIRST, self._versions.cluster)
         return versions.link_version(min(its, self._versions.can))
 
-    def complain(self, server: ServerId, error: FrameError) -> None:
+    def report_fault(self, server: ServerId, error: FrameError) -> None:
         """Close the link to a server that refuses it, failed to prove its identity or sent malformed frames, and log
         the error."""
-        self._complaints += 1
+        self._faults += 1
         now = self.now()
         self._refusals[server] = now, str(error)
-        if now - self._complained_at.get(server, now - COMPLAIN_S) >= COMPLAIN_S:
-            self._complained_at[server] = now
+        if now - self._fault_logged_at.get(server, now - FAULT_LOG_S) >= FAULT_LOG_S:
+            self._fault_logged_at[server] = now
             log.warning("server=%s link refused or ended: %s", server, error)
 
     def refusals(self) -> dict[ServerId, str]:
@@ -198,7 +198,7 @@ class PeerLinks:
         return {
             "peer_links": sum(link.is_open for link in self.by_server.values()),
             "peer_links_lost_total": self.lost_links,
-            "peer_links_refused_total": self._complaints,
+            "peer_links_refused_total": self._faults,
             "peer_operations_in_flight": sum(link.in_flight for link in self.by_server.values()),
         }
 

@@ -45,7 +45,7 @@ read from it."""
 CLOSE_S = 1.0
 """Seconds for which a stop waits until the other servers have closed their links."""
 CLOSE_CHECKS = 50
-OUTDONE_S = 16.0
+OUTDATED_S = 16.0
 """Time for which a link of a lower version may continue after the cluster version has risen. Its caller notices within
 ten seconds and ends it itself when nothing is in progress (link.py); a caller that has not done so by then cannot."""
 AT_ONCE_MAX = 1_024
@@ -102,9 +102,7 @@ class PeerServer:
 
     async def answer(self, server: ServerId, partition: PartitionId, method: str, body: bytes) -> bytes:
         """Let the local replica answer a call, and return the answer. Raises StoreError."""
-        at_once, handler = self._at_once.get(partition), self._handlers.get(partition)
-        if at_once is not None:
-            return at_once(server, method, body)
+        handler = self._handlers.get(partition)
         if handler is None:
             raise NotLeader(partition)
         return await handler(server, method, body)
@@ -138,11 +136,11 @@ class PeerServer:
         return connection
 
     # docs/protocol.md V2
-    def end_outdone(self) -> None:
+    def end_outdated(self) -> None:
         """Schedule the end of links of lower versions, because the cluster version has risen."""
-        asyncio.get_running_loop().call_later(OUTDONE_S, self._end_outdone)
+        asyncio.get_running_loop().call_later(OUTDATED_S, self._end_outdated)
 
-    def _end_outdone(self) -> None:
+    def _end_outdated(self) -> None:
         least = versions.link_version(self.versions.cluster)
         for server, connection in sorted(self._connections.items()):
             if connection.version < least:
@@ -422,7 +420,7 @@ class PeerConnection(PeerSink):
     def complete(self, token: int, result: Any) -> None:
         self._in_flight -= 1
         kind = result.__class__
-        if self._flow.under_way:
+        if self._flow.in_flight:
             self._flow.end(token, len(result[0]) if kind is Record else 0)
         if kind is int:
             self._unsent.numbers.append((token, result))
@@ -436,7 +434,7 @@ class PeerConnection(PeerSink):
             self._unsent.others.append((token, result))
 
     def complete_all(self, tokens: Sequence[int], results: Sequence[Any]) -> None:
-        if set(map(type, results)) == _INT and not self._flow.under_way:
+        if set(map(type, results)) == _INT and not self._flow.in_flight:
             self._in_flight -= len(tokens)
             self._unsent.numbers += zip(tokens, results, strict=True)
         else:

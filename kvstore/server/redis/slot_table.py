@@ -113,7 +113,7 @@ def _node_or_none(topology: Topology, server: ServerId) -> SlotNode | None:
     return SlotNode(server, host.strip("[]").encode(), int(port))
 
 
-class Redirects:
+class SlotRedirects:
     """Decides which commands get the reply MOVED: those on keys of one slot whose leader is another server that this
     server reaches. While the leader is unknown or unreachable, this server keeps the command until there is a leader,
     which spares the client its own search."""

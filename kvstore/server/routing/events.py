@@ -85,13 +85,13 @@ class LinkLost:
 @dataclass(frozen=True, slots=True)
 class TopologyChanged:
     """A new topology is in force, and all operations that were routed by the previous one have been sent. An
-    `Expelled` event follows."""
+    `MovedRejected` event follows."""
 
     topology: ClusterTopology
 
 
 @dataclass(frozen=True, slots=True)
-class Expelled:
+class MovedRejected:
     """The local replicas have rejected the waiting operations that now belong to other partitions."""
 
 
@@ -122,7 +122,7 @@ Event = (
     | LinkOpened
     | LinkLost
     | TopologyChanged
-    | Expelled
+    | MovedRejected
     | HostingChanged
     | Ticked
     | Closing
@@ -178,7 +178,7 @@ class RejectPeer:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpelHere:
+class RejectMoved:
     """Command to make the local replicas reject waiting operations whose keys belong to other partitions."""
 
 
@@ -197,4 +197,4 @@ class ReadRing:
     version: int = 0
 
 
-Command = SubmitHere | Send | Connect | Fail | RejectPeer | ExpelHere | ReadLeader | ReadRing
+Command = SubmitHere | Send | Connect | Fail | RejectPeer | RejectMoved | ReadLeader | ReadRing

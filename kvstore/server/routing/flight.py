@@ -17,8 +17,8 @@ BYTES_IN_FLIGHT_MAX = 64 << 20
 class Flight:
     """The operations in transit on one link, from its opening to its loss."""
 
-    def __init__(self, server: ServerId, most: int) -> None:
-        self.server, self._most = server, most
+    def __init__(self, server: ServerId, operations_max: int) -> None:
+        self.server, self._operations_max = server, operations_max
         self.is_closed_for_more = False
         """True if the other side is stopping or does not read. Pending operations are still answered, but no more
         operations are sent."""
@@ -34,7 +34,7 @@ class Flight:
     def has_capacity(self, count: int = 1) -> bool:
         return (
             not self.is_closed_for_more
-            and len(self.pending) + self.reads.count + count <= self._most
+            and len(self.pending) + self.reads.count + count <= self._operations_max
             and self.bytes < BYTES_IN_FLIGHT_MAX
         )
 

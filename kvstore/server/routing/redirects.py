@@ -48,8 +48,8 @@ class _Expected(NamedTuple):
 class Redirects:
     """The redirected operations of one server. `fail` completes an operation with an error."""
 
-    def __init__(self, fail: Callable[[Sink, int, StoreError], None], *, most: int, bytes_max: int) -> None:
-        self._fail, self._most, self._bytes_max = fail, most, bytes_max
+    def __init__(self, fail: Callable[[Sink, int, StoreError], None], *, operations_max: int, bytes_max: int) -> None:
+        self._fail, self._operations_max, self._bytes_max = fail, operations_max, bytes_max
         self._items: list[Pending] = []
         self.bytes = 0
         self._expected: dict[int, _Expected] = {}
@@ -85,7 +85,7 @@ class Redirects:
         size = written_bytes(pending.op)
         if pending.deadline <= now:
             self._fail(pending.sink, pending.token, Unavailable(ON_ITS_WAY))
-        elif len(self._items) >= self._most or self.bytes + size > self._bytes_max:
+        elif len(self._items) >= self._operations_max or self.bytes + size > self._bytes_max:
             error = Overloaded(f"{len(self._items)} operations wait for keys that are moving; retry later")
             self._fail(pending.sink, pending.token, error)
         else:
@@ -97,7 +97,7 @@ class Redirects:
     def take(self, now: float) -> list[Pending]:
         """Remove and return the operations that can be sent again, in order. Operations that must wait for another
         one that may come back stay. Overdue operations are refused. An operation that comes back keeps its position."""
-        self._forget_what_has_come()
+        self._forget_settled()
         blocked = {key for each in self._expected.values() for key in each.keys}
         going: list[Pending] = []
         staying: list[Pending] = []
@@ -109,7 +109,7 @@ class Redirects:
                 staying.append(pending)
                 continue
             self.bytes -= written_bytes(pending.op)
-            self._let_go(keys)
+            self._release(keys)
             if is_late:
                 self._fail(pending.sink, pending.token, Unavailable(ON_ITS_WAY))
             else:
@@ -124,16 +124,16 @@ class Redirects:
         for pending in items:
             self._fail(pending.sink, pending.token, error)
 
-    def _forget_what_has_come(self) -> None:
+    def _forget_settled(self) -> None:
         over = [order for order, each in self._expected.items() if each.number not in each.flight.pending]
         for order in over:
-            self._let_go(self._expected.pop(order).keys)
+            self._release(self._expected.pop(order).keys)
 
     def _hold(self, keys: list[bytes]) -> None:
         for key in keys:
             self.keys[key] = self.keys.get(key, 0) + 1
 
-    def _let_go(self, keys: list[bytes]) -> None:
+    def _release(self, keys: list[bytes]) -> None:
         for key in keys:
             left = self.keys[key] - 1
             if left:
@@ -149,4 +149,4 @@ class Redirects:
         assert self.keys == held
         assert self._items == sorted(self._items, key=by_order)
         assert self.bytes == sum(written_bytes(pending.op) for pending in self._items)
-        assert len(self._items) <= self._most
+        assert len(self._items) <= self._operations_max

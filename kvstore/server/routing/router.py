@@ -49,17 +49,17 @@ from kvstore.server.routing.events import (
     Command,
     Connect,
     Event,
-    ExpelHere,
-    Expelled,
     Fail,
     HostingChanged,
     LinkLost,
     LinkOpened,
+    MovedRejected,
     ReadLeader,
     ReadRing,
     ReadsAnswered,
     RefusedByPeer,
     RejectedHere,
+    RejectMoved,
     RejectPeer,
     Send,
     SentByPeer,
@@ -105,13 +105,13 @@ class Router:
         self.partition_of, self.owner_of = topology.ring.partition_of, topology.ring.owner_of
         self.ring_version = topology.ring.routed
         self._here: set[PartitionId] = set()
-        self.waiting = WaitingLines(most=waiting_max, bytes_max=bytes_max)
-        self.redirects = Redirects(self._fail, most=waiting_max, bytes_max=bytes_max)
+        self.waiting = WaitingLines(operations_max=waiting_max, bytes_max=bytes_max)
+        self.redirects = Redirects(self._fail, operations_max=waiting_max, bytes_max=bytes_max)
         self.routes = Routes()
         self._arrivals = _ARRIVED
         self._rejections = 0
         self._suspected_at = -SUSPECT_AGAIN_S
-        self._is_misfiled = False
+        self._is_grouping_stale = False
         """True if keys have moved since waiting operations were sorted by partition."""
         self._now = 0.0
         self._commands: list[Command] = []
@@ -137,9 +137,9 @@ class Router:
                 self._link_lost(flight, first_unsent)
             case TopologyChanged(topology):
                 self._topology_changed(topology)
-            case Expelled():
-                if self._is_misfiled:
-                    self._file_again()
+            case MovedRejected():
+                if self._is_grouping_stale:
+                    self._regroup_waiting()
                 self._send_redirected()
                 self._drain()
             case HostingChanged(partition, is_here):
@@ -286,8 +286,8 @@ class Router:
         if topology.ring.routed != before.ring.routed:
             for flight, numbers in self.routes.misdirected(self.partition_of):
                 self.redirects.expect(flight, numbers)
-            self._commands.append(ExpelHere())
-            self._is_misfiled = True
+            self._commands.append(RejectMoved())
+            self._is_grouping_stale = True
 
     def _hosting_changed(self, partition: PartitionId, is_here: bool) -> None:
         self.routes.end_direct(partition)
@@ -297,9 +297,9 @@ class Router:
             self._here.discard(partition)
             self._drain()
 
-    def _file_again(self) -> None:
+    def _regroup_waiting(self) -> None:
         """Sort waiting operations by partition again, because the ring has changed."""
-        self._is_misfiled = False
+        self._is_grouping_stale = False
         for _, pending in self.waiting.take_all():
             if pending.op.code in KEYLESS:
                 self._fail_moved(pending.op, pending.sink, pending.token)
@@ -330,20 +330,20 @@ class Router:
         if pending.is_of_peer and (partition not in self._here or (leader is not None and leader != self._server)):
             self._fail(pending.sink, pending.token, self.topology.not_leader(partition))
             return True
-        if leader is None or leader == self._server or self.routes.is_left_alone(partition):
+        if leader is None or leader == self._server or self.routes.is_backing_off(partition):
             return False
         flight = self.routes.flights.get(leader)
         if flight is None:
             self._commands.append(Connect(leader))
         if flight is None or not flight.has_capacity() or not self.routes.is_settled(partition, leader):
             return False
-        is_weighed = flight.reads.is_on and pending.op.code in POINT_READS
-        if is_weighed and not is_its_turn and not flight.reads.may_begin(pending):
+        is_scheduled = flight.reads.is_on and pending.op.code in POINT_READS
+        if is_scheduled and not is_its_turn and not flight.reads.may_begin(pending):
             flight.reads.wait(partition, pending, self._now)
             self.routes.take(partition, flight, is_direct=partition not in self.waiting)
             return True
         number = flight.begin(partition, pending)
-        if is_weighed:
+        if is_scheduled:
             flight.reads.begin(number, pending)
         self._commands.append(Send(leader, partition, number, pending.op))
         self.routes.take(partition, flight, is_direct=partition not in self.waiting)
@@ -354,16 +354,16 @@ class Router:
         """Send the waiting operations that can be sent, in order, and fail those that have waited too long."""
         for partition in sorted(self.waiting.lines):
             self.routes.ask_again(partition, self._now)
-            self.waiting.drain(partition, partial(self._goes_on, partition))
+            self.waiting.drain(partition, partial(self._leaves_line, partition))
             if partition in self.waiting:  # a link may have become full, so new operations queue behind the rest
                 self.routes.end_direct(partition)
 
-    def _goes_on(self, partition: PartitionId, pending: Pending) -> bool:
+    def _leaves_line(self, partition: PartitionId, pending: Pending) -> bool:
         """Return True if the operation, which is the first of its line, was sent, redirected or failed, so that it
         leaves the line."""
         if pending.deadline <= self._now:
             self.timed_out += 1
-            self._fail(pending.sink, pending.token, self.topology.nobody(partition))
+            self._fail(pending.sink, pending.token, self.topology.no_leader(partition))
         elif pending.sink.is_gone and pending.op.code in READS:
             self._fail(pending.sink, pending.token, Unavailable(_GONE))
         elif not pending.is_of_peer and self._is_held(pending.op):

@@ -67,7 +67,7 @@ class Routes:
         self._refused_by[partition] = (server, now + ASK_AGAIN_S)
         self.end_direct(partition)
 
-    def is_left_alone(self, partition: PartitionId) -> bool:
+    def is_backing_off(self, partition: PartitionId) -> bool:
         return partition in self._refused_by
 
     def ask_again(self, partition: PartitionId, now: float) -> None:

@@ -17,8 +17,8 @@ def by_order(pending: Pending) -> int:
 class WaitingLines:
     """The lines of all partitions, with a common limit on the number and bytes of operations."""
 
-    def __init__(self, *, most: int, bytes_max: int) -> None:
-        self._most, self._bytes_max = most, bytes_max
+    def __init__(self, *, operations_max: int, bytes_max: int) -> None:
+        self._operations_max, self._bytes_max = operations_max, bytes_max
         self.lines: dict[PartitionId, list[Pending]] = {}
         """The waiting operations by partition. Contains no empty lines."""
         self.count = 0
@@ -29,7 +29,7 @@ class WaitingLines:
 
     def add(self, partition: PartitionId, pending: Pending) -> bool:
         """Add an operation. Return False if a limit is reached."""
-        if self.count >= self._most or self.bytes >= self._bytes_max:
+        if self.count >= self._operations_max or self.bytes >= self._bytes_max:
             return False
         self.count += 1
         self.bytes += written_bytes(pending.op)

@@ -123,7 +123,7 @@ class NodeTraces(Traces):
 
     def stored(self, ledger: int, entry: int, bookie: str) -> None:
         now = self._now()
-        self._let_go(now)
+        self._drop_late(now)
         found = self._entries.get((ledger, entry))
         if found is None:
             if not self._spans:
@@ -146,7 +146,7 @@ class NodeTraces(Traces):
         self.live += 1
         return found
 
-    def _let_go(self, now: float) -> None:
+    def _drop_late(self, now: float) -> None:
         """Drop the entries for which the slowest bookie has taken too long."""
         while self._entries and now - next(iter(self._entries.values())).noted_at > LATE_S:
             self._drop_oldest()

@@ -29,7 +29,7 @@ def test_topology_is_read_from_connected_servers_before_silent_ones(monkeypatch:
             monkeypatch.setattr(BlockingLink, "topology", told)
             assert client._engine is not None
             client._engine._read_at = -1e9  # ten seconds later
-            client._engine._rests.is_left_alone = lambda address, now: False  # type: ignore[method-assign]
+            client._engine._backoff.is_backing_off = lambda address, now: False  # type: ignore[method-assign]
             client.put(b"k", b"2")
             assert len(asked) == 1
             assert asked != [address]
@@ -47,7 +47,7 @@ def test_topology_read_leaves_half_of_the_time_to_the_call(monkeypatch: pytest.M
         monkeypatch.setattr(BlockingLink, "topology", hang)
         assert client._engine is not None
         client._engine._read_at = -1e9
-        client._engine._rests.broke = lambda address, now: None  # type: ignore[method-assign]
+        client._engine._backoff.note_failure = lambda address, now: None  # type: ignore[method-assign]
         client.put(b"k", b"2", timeout_s=20.0)
         assert len(given) == 3
         assert max(given) <= 10.0

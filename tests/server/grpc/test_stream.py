@@ -9,12 +9,17 @@ from typing import Any, cast
 
 import pytest
 
+from kvstore.access import EVERYTHING
 from kvstore.client.core.values import Item
+from kvstore.env.nursery import TaskNursery
+from kvstore.errors import NotAuthenticated, Overloaded, StoreError
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.proto import compact, kv_pb2
 from kvstore.proto.frames import FrameReader
 from kvstore.proto.session_stream import COMPACT, WELCOME, WORD, hello, message_of, protobuf_message_of
 from kvstore.rpc.channels import MESSAGE_BYTES_MAX
+from kvstore.server.access.identities import Access, UserIdentity
+from kvstore.server.access.stream_authenticator import StreamAuthenticator
 from kvstore.server.config import Limits
 from kvstore.server.grpc import session as sessions
 from kvstore.server.grpc import stream as streams
@@ -23,6 +28,7 @@ from kvstore.server.grpc.stream import SessionStream, SessionStreams
 from kvstore.server.redis import listener as resp_listener
 from kvstore.server.redis.listener import RespServer
 from tests.client.serving import refuse_peers
+from tests.server.access.tables import table
 from tests.server.backends import OneServer, one_server
 from tests.server.redis.resp_port import Raw
 from tests.waiting import PATIENCE_S, wait_until
@@ -370,6 +376,60 @@ async def test_stream_on_the_redis_port_counts_as_a_client(tmp_path: Path) -> No
         finally:
             wrong.close()
             await resp.close()
+
+
+class SlowLogins:
+    """Logins that end when the test says so, with one outcome."""
+
+    def __init__(self, outcome: UserIdentity | StoreError) -> None:
+        self.asked, self.go_on = asyncio.Event(), asyncio.Event()
+        self._outcome = outcome
+
+    def known_or_none(self, user: str, password: bytes) -> None:
+        return None
+
+    async def login(self, user: str, password: bytes, address: str) -> UserIdentity:
+        self.asked.set()
+        await self.go_on.wait()
+        if isinstance(self._outcome, StoreError):
+            raise self._outcome
+        return self._outcome
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [NotAuthenticated("wrong"), Overloaded("busy"), UserIdentity("tenant", EVERYTHING)],
+    ids=["wrong", "busy", "right"],
+)
+async def test_client_may_disconnect_while_its_password_is_checked(
+    tmp_path: Path, outcome: UserIdentity | StoreError
+) -> None:
+    """An error in this task would end the node."""
+    failed = list[str]()
+    nursery = TaskNursery("node", on_error=lambda name, error: failed.append(f"{name}: {error!r}"))
+    logins = SlowLogins(outcome)
+    async with one_server(tmp_path) as (env, backend):
+        authenticator = StreamAuthenticator(Access(table()), cast("Any", logins), nursery)
+        owner = SessionStreams(Sessions(backend, env.clock), "n1", authenticator)
+        resp = RespServer(env, backend, Limits(), owner.with_peers(refuse_peers), dict)
+        host, _, port = (await resp.open("127.0.0.1:0")).rpartition(":")
+        client = Raw(*await asyncio.open_connection(host, int(port)))
+        try:
+            client.writer.write(hello("n1", b"tenant", b"password"))
+            await asyncio.wait_for(logins.asked.wait(), PATIENCE_S)
+            client.close()
+
+            async def is_forgotten() -> bool:
+                return not owner.statistics()["session_streams"]
+
+            await wait_until(is_forgotten, what="the client has left")
+            logins.go_on.set()
+            await asyncio.gather(*nursery._members)  # type: ignore[arg-type]
+        finally:
+            client.close()
+            await resp.close()
+            await nursery.close()
+    assert not failed
 
 
 async def test_stopping_server_answers_operations_in_flight_on_a_stream(

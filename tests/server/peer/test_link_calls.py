@@ -268,7 +268,7 @@ async def test_oversized_call_is_not_sent(cluster: Servers) -> None:
 # docs/protocol.md V2
 async def test_links_of_lower_version_end_after_a_rise(cluster: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its caller may not know more, or not be able to do more."""
-    monkeypatch.setattr(peer_server, "OUTDONE_S", 0.0)
+    monkeypatch.setattr(peer_server, "OUTDATED_S", 0.0)
     peers = cluster["n2"].peers
     lower, half_open = await connect(cluster), await connect(cluster)
     await cluster["n1"].introduce(lower, "n2")
@@ -284,13 +284,13 @@ async def test_links_of_lower_version_end_after_a_rise(cluster: Servers, monkeyp
         % (LINK_FIRST + 1, LINK_FIRST)
     )
     assert len(peers._connections) == 1, "the link of before is still there"
-    peers.end_outdone()
+    peers.end_outdated()
     with suppress(ConnectionResetError):
         assert await lower.read_to_end() == b""
     assert peers._connections == {}
     higher = await connect(cluster)
     await cluster["n1"].introduce(higher, "n2", LINK_LATEST)
-    peers.end_outdone()
+    peers.end_outdated()
     higher.writer.write(frames.encode(Ping(7)))
     assert await higher.read(4) == frames.HEADER.pack(len(frames.encode(Ping(7))) - 4)
     higher.close()

@@ -12,7 +12,7 @@ from kvstore.ring import MURMUR3, SLOTS_HASH, Ring, new_ring, plan
 from kvstore.ring.hashing import SLOTS, slot_of
 from kvstore.server.cluster.topology import ClusterTopology, Member
 from kvstore.server.redis.slot_table import (
-    Redirects,
+    SlotRedirects,
     node_id,
     nodes_of,
     ranges_by_primary,
@@ -102,8 +102,8 @@ def test_slots_are_divided_among_the_servers_with_another_hash(count: int) -> No
 # ── redirects ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def redirects(topology: ClusterTopology = TOPOLOGY, reachable: Collection[ServerId] = (N2, N3)) -> Redirects:
-    return Redirects(N1, lambda: topology, lambda server: server in reachable)
+def redirects(topology: ClusterTopology = TOPOLOGY, reachable: Collection[ServerId] = (N2, N3)) -> SlotRedirects:
+    return SlotRedirects(N1, lambda: topology, lambda server: server in reachable)
 
 
 def test_key_of_another_leader_is_redirected() -> None:

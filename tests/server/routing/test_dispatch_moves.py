@@ -31,7 +31,7 @@ class Holding(LocalReplica):
 
     def __init__(self) -> None:
         self.held: list[tuple[Op, Sink, int]] = []
-        self.is_expelled = False
+        self.has_rejected_moved = False
 
     def submit(self, ops: Sequence[Op], sink: Sink, tokens: Sequence[int]) -> None:
         self.held += ((op, sink, token) for op, token in zip(ops, tokens, strict=True))
@@ -40,7 +40,7 @@ class Holding(LocalReplica):
         return NOT_NOW
 
     def redirect_moved(self) -> None:
-        self.is_expelled = True
+        self.has_rejected_moved = True
 
 
 @pytest.fixture
@@ -221,7 +221,7 @@ async def test_read_does_not_wait_behind_rejected_write(cluster: Servers) -> Non
 async def test_local_leader_rejects_moved_keys_before_resending(cluster: Servers) -> None:
     holding, key = hold(cluster, "n2", P1), cluster.key_of("p1")
     learn(cluster, flipped(cluster.ring, key))
-    assert holding.is_expelled
+    assert holding.has_rejected_moved
 
 
 async def test_operations_waiting_for_former_owner_follow_those_in_transit(

@@ -104,7 +104,7 @@ def test_waiting_scan_is_sent_when_leader_is_known() -> None:
     router.handle(events.LinkOpened(flight), 0.0)
     assert not router.handle(events.Submitted(commands.Scan(b"", b"", 9), ClientSink(), 1, p1, ring.routed), 0.0)
     commands_ = router.handle(events.TopologyChanged(ClusterTopology(ring, {p1: (n2, 1)}, {})), 0.1)
-    commands_ += router.handle(events.Expelled(), 0.1)
+    commands_ += router.handle(events.MovedRejected(), 0.1)
     assert [type(each) for each in commands_] == [events.Send]
 
 
@@ -115,7 +115,7 @@ def test_waiting_scan_is_refused_when_ring_changes() -> None:
     router.handle(events.Submitted(commands.Scan(b"", b"", 9), ClientSink(), 1, p1, ring.routed), 0.0)
     later = replace(ring, version=ring.version + 1, routed=ring.version + 1)
     router.handle(events.TopologyChanged(ClusterTopology(later, {p1: (n2, 1)}, {})), 0.1)
-    (refusal,) = router.handle(events.Expelled(), 0.1)
+    (refusal,) = router.handle(events.MovedRejected(), 0.1)
     assert isinstance(refusal, events.Fail)
     assert isinstance(refusal.error, Moved)
 

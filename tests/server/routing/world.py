@@ -235,8 +235,8 @@ class Server:
             router = self.router
             if self._serves(partition) and not (partition in router.routes.sent_to or partition in router.waiting):
                 return self.replicas[partition].submit(op, sink, number)
-            is_weighed = flight is not None and flight.reads.is_on and op.code == Code.GET
-            if not self._serves(partition) and flight is not None and flight.has_capacity() and not is_weighed:
+            is_scheduled = flight is not None and flight.reads.is_on and op.code == Code.GET
+            if not self._serves(partition) and flight is not None and flight.has_capacity() and not is_scheduled:
                 sent = self.router.follow(flight, partition, op, sink, number)
                 return self.links[flight.server].send(partition, sent, op)
         self.handle(events.Submitted(op, sink, number))
@@ -247,7 +247,7 @@ class Server:
         for link in self.links.values():
             link.flush()
         self.handle(events.TopologyChanged(topology))
-        self.handle(events.Expelled())
+        self.handle(events.MovedRejected())
 
     def check_reads(self, link: Link) -> None:
         self.handle(events.ReadsAnswered(link.flight, is_check=True))
@@ -277,7 +277,7 @@ class Server:
                 sink.complete(token, error)
             case events.RejectPeer(sink, op, token, moved):
                 sink.reject(op, token, moved)
-            case events.ExpelHere():
+            case events.RejectMoved():
                 for replica in self.replicas.values():
                     replica.redirect_moved()
             case events.ReadLeader() | events.ReadRing():

@@ -169,7 +169,7 @@ def _scans_moved(patch: pytest.MonkeyPatch) -> None:
 
     def misfiled(self: Any, topology: Any) -> None:
         changed(self, topology)
-        self._is_misfiled = True
+        self._is_grouping_stale = True
 
     patch.setattr(Router, "_topology_changed", misfiled)
 

@@ -19,14 +19,14 @@ from kvstore.partition.state.commands import Get, Sink
 from kvstore.partition.state.operations import BATCH_RESULT_BYTES_MAX
 from kvstore.server.redis import replies
 from kvstore.server.redis.commands.performer import CommandServer
-from kvstore.server.redis.pipeline.inflight_limit import InflightLimit
+from kvstore.server.redis.pipeline.in_flight_limit import InFlightLimit
 from kvstore.server.redis.pipeline.latency import CommandLatency
 from kvstore.server.redis.pipeline.reply_memory import SMALL_BYTES, Holder, ReplyMemory
 from kvstore.server.redis.pipeline.rereads import Rereads, bytes_of
 from kvstore.server.redis.plans import REPLY_BYTES_MAX, CommandError, Several, Single, value_bytes
 from kvstore.server.redis.replies import FORMATS, Fmt
 from kvstore.server.redis.session import RespSession
-from kvstore.server.redis.slot_table import Redirects
+from kvstore.server.redis.slot_table import SlotRedirects
 
 IN_FLIGHT_FIRST, IN_FLIGHT_MAX = 64, 1024
 """Maximum number of commands of one connection in flight: at first, and later, unless its replies are large. Further
@@ -49,10 +49,10 @@ _NO_CAPACITY = Overloaded("the memory for replies is full, because clients do no
 class PipelineServer(CommandServer, Protocol):
     """The server, as the pipeline of a connection uses it. Implemented by kvstore.server.redis.listener.RespServer."""
 
-    inflight_limit: InflightLimit
+    in_flight_limit: InFlightLimit
     reply_memory: ReplyMemory
     rounds: CommandLatency
-    redirects: Redirects | None
+    redirects: SlotRedirects | None
 
     def note_slow_subscriber(self) -> None: ...
     def spawn(self, work: Coroutine[Any, Any, None]) -> None: ...
