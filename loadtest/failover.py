@@ -67,7 +67,7 @@ def failover(
     before = killed_at
     stages: dict[str, int] = {}
     wanted = iter(
-        (("detect", "-> STANDING"), ("elect", "CLAIMING -> OPENING"), ("", "opened ledger"), ("start", "-> SERVING"))
+        (("detect", "-> CANDIDATE"), ("elect", "CLAIMING -> OPENING"), ("", "opened ledger"), ("start", "-> SERVING"))
     )
     name, text = next(wanted)
     for event in events:

@@ -15,7 +15,7 @@ from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
 REAL_PROCESSES = {"needs_zookeeper", "needs_etcd", "cluster", "spark", "interop"}
-WAITING_AT_ONCE, SPARKS_AT_ONCE = 4, 2
+WAITING_AT_ONCE, SPARKS_AT_ONCE = 4, 1
 """Maximum number of workers that run tests with real processes, and of those that run Spark, as long as there is other
 work. A worker keeps its JVM."""
 SIMULATIONS, SPARK = "tests/sim/", "tests/spark/"

@@ -223,6 +223,16 @@ def test_processes_are_prepared_by_a_shell(file: Source) -> None:
     assert [each.lineno for each in keywords if each.arg == "preexec_fn"] == [], "see tests/shell.py"
 
 
+@each_of(kvstore)
+def test_started_pythons_do_not_import_from_the_current_directory(file: Source) -> None:
+    """`-m` alone puts it first in the path: a user's `http.py` replaced the library's module in each node."""
+    lists = (node.elts for node in file.nodes if isinstance(node, ast.List))
+    calls = (node.args for node in file.nodes if isinstance(node, ast.Call))
+    words = ([ast.unparse(each) for each in some] for some in (*lists, *calls))
+    started = (some for some in words if "sys.executable" in some)
+    assert [some for some in started if "'-m'" in some] == [], "-Pm"
+
+
 PATCHED = {f"tests.loadtest.generator.{name}_users" for name in ("stalled", "broken", "own", "patient")}
 """These files run as separate processes."""
 

@@ -31,7 +31,7 @@ LOCAL_FACTOR = 2
 client's adds are refused."""
 
 
-def _nobody(_status: Status) -> None:
+def _ignore_status(_status: Status) -> None:
     """Ignore the status of an add that no client waits for."""
 
 
@@ -191,7 +191,7 @@ class Adds:
 
     def _write(self, ledger: Ledger, entry: int, body: bytes) -> None:
         offset = self._journal.append(RecordKind.ADD, RECOVERY, ledger.id, entry, body, use=Use.REWRITE)
-        self._appended(ledger, entry, offset, body, HEADER.unpack_from(body)[2], _nobody)
+        self._appended(ledger, entry, offset, body, HEADER.unpack_from(body)[2], _ignore_status)
 
     # docs/protocol.md B12
     def _shut_gate(self) -> None:

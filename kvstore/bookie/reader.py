@@ -201,13 +201,13 @@ class Reader:
             del ledger.waiters[check]
             self._answer_poll(ledger, previous_lac, done)
 
-        def take_back() -> None:
+        def cancel() -> None:
             timer.cancel()
             ledger.waiters.pop(check, None)
 
         timer = self._loop.call_later(timeout_ms / 1000, give_up)
         ledger.waiters[check] = None
-        return take_back
+        return cancel
 
     def _answer_poll(self, ledger: Ledger, previous_lac: int, done: ReadDone) -> None:
         if self._ledgers.get(ledger.id) is not ledger:

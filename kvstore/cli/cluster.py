@@ -63,7 +63,7 @@ def checked_path(place: Path | None) -> Path | None:
 def confirm(question: str) -> None:
     """Ask on a terminal, and end the command unless the answer is yes. Raises BadParameter without a terminal."""
     if not sys.stdin.isatty():
-        raise typer.BadParameter(f"{question}? Standard input is not a terminal; confirm with --yes")
+        raise typer.BadParameter(f"expected --yes, because standard input is not a terminal: {question}")
     typer.confirm(question, abort=True, err=True)
 
 

@@ -132,6 +132,7 @@ def spark(
     if one_attempt := re.fullmatch(r"local\[(\*|\d+)\]", master):
         master = f"local[{one_attempt[1]},{ATTEMPTS}]"
     niceness = niceness if master.startswith("local") else 0
+    os.environ["PYTHONSAFEPATH"] = "1"  # otherwise Spark's workers import modules of the current directory
     progress("starting Spark", 0, None)
     with aside() as output:
         try:

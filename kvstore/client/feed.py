@@ -20,7 +20,7 @@ import grpc
 
 from kvstore.backoff import delays
 from kvstore.client.core import forks
-from kvstore.client.core.config import ClientConfig, parse_url
+from kvstore.client.core.config import ClientConfig, as_config
 from kvstore.client.core.login_refusals import LoginRefusals
 from kvstore.client.core.watching import POSITION_MAX, checked_positions, is_count
 from kvstore.env.library_env import library_env
@@ -83,7 +83,7 @@ class FeedReader:
     """
 
     def __init__(self, cluster: str | ClientConfig, identity: str = "") -> None:
-        self._config = parse_url(cluster) if isinstance(cluster, str) else cluster
+        self._config = as_config(cluster)
         self._identity = identity or self._config.cluster
         self._env = library_env("kvstore feed")
         self._lock = threading.Lock()

@@ -211,7 +211,7 @@ class LocalCluster:
         return found
 
     def _command(self, node: NodePlace) -> list[str]:
-        return [sys.executable, "-m", "kvstore", "node", "run", "--config", node.config]
+        return [sys.executable, "-Pm", "kvstore", "node", "run", "--config", node.config]
 
     def start_zookeeper(self) -> int:
         """Start the cluster's metadata store, which must be down, and wait until it serves. Returns its pid. Raises

@@ -42,7 +42,7 @@ class DirectoryFile:
     def __init__(self, fd: int, syncs: Syncs) -> None:
         self._fd = fd
         self._syncs = syncs
-        self._under_way: deque[_Sync] = deque()
+        self._in_flight: deque[_Sync] = deque()
         self._is_closed = False
 
     def pwrite(self, offset: int, data: bytes) -> None:
@@ -84,7 +84,7 @@ class DirectoryFile:
             raise ValueError("the file is closed")
         sync = _Sync(done)
         self._syncs.submit(self._fd, partial(self._over, sync), write, is_synced=is_synced)
-        self._under_way.append(sync)
+        self._in_flight.append(sync)
 
     def sync(self) -> None:
         try:
@@ -96,16 +96,16 @@ class DirectoryFile:
         """Close the file. Its descriptor stays open until all syncs in flight are done. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
-            if not self._under_way:
+            if not self._in_flight:
                 self._release()
 
     def _over(self, ended: _Sync, error: OSError | None) -> None:
         """Report finished syncs in the order of submission. A sync that ends early waits for the earlier syncs."""
         ended.error, ended.is_over = error, True
-        under_way = self._under_way
-        while under_way and under_way[0].is_over:
-            sync = under_way.popleft()
-            if self._is_closed and not under_way:
+        in_flight = self._in_flight
+        while in_flight and in_flight[0].is_over:
+            sync = in_flight.popleft()
+            if self._is_closed and not in_flight:
                 self._release()
             sync.done(sync.error)
 

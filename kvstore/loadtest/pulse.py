@@ -28,7 +28,7 @@ QUANTILES = {"pulse_p50_ms": 0.50, "pulse_p95_ms": 0.95}
 def measure(folder: Path, seconds: float = SECONDS) -> dict[str, float]:
     """Return the figures of the disk that `folder` is on, in about `seconds`. Empty if there are too few samples."""
     file = folder / f"pulse-{os.getpid()}"
-    command = [sys.executable, "-m", "kvstore.loadtest.pulse", str(file), str(seconds)]
+    command = [sys.executable, "-Pm", "kvstore.loadtest.pulse", str(file), str(seconds)]
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, timeout=seconds + PATIENCE_S, check=False)
     except subprocess.TimeoutExpired:

@@ -77,7 +77,7 @@ def run_locust(
     """Run Locust and return its exit code. Locust also writes its report after SIGINT or SIGTERM."""
     output = subprocess.DEVNULL if is_quiet else None
     frame = () if has_pages else ("--headless", "--only-summary")
-    command = [sys.executable, "-m", "locust", "-f", str(file), *frame, *words]
+    command = [sys.executable, "-Pm", "locust", "-f", str(file), *frame, *words]
     # A shell starts background jobs with SIGINT ignored, and Locust would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -110,7 +110,7 @@ class Partition:
             replicas,
             self._note_leader,
             turns,
-            self._leader_of,
+            self._start_leader,
             self._trials,
         )
         self._redirect, self._on_leader, self._rings, self._book = redirect, on_leader, rings, book
@@ -128,7 +128,7 @@ class Partition:
         self._upkeep = ReplicaUpkeep(
             env, config, partition, server, self._replica, self._claims, replicas, turns, absences
         )
-        self._complete_soon, self._is_taken_back = NextTurnDelivery().give, False
+        self._complete_soon, self._is_withdrawn = NextTurnDelivery().deliver, False
         self._is_behind_start = True
         """True until the replica has applied everything that the other replicas had when it started. Until then it
         cannot know what it acknowledged before the start."""
@@ -163,9 +163,9 @@ class Partition:
         """Remove this replica from the leader's znode and from the published progress. Call it after `stop`. If it
         raises MetadataError, call it again, unless the server has started another replica of the partition in the
         meantime."""
-        if not self._is_taken_back:
+        if not self._is_withdrawn:
             await self._replica.claiming.withdraw()
-            self._is_taken_back = True
+            self._is_withdrawn = True
 
     def on_outvoted(self, outvoted: Callable[[], None]) -> None:
         """Register a callback for when the other replicas prove this copy to be damaged. The copy must then be replaced
@@ -181,7 +181,7 @@ class Partition:
         """Keep each view for as long as its pin is wanted: extend the view's deadline when the pin is renewed, and drop
         the view when the pin is released. Call it periodically after `stop(keep_pins=True)`."""
         await self._pinning.follow_renewals()
-        await self._pinning.end_given_back()
+        await self._pinning.end_released()
 
     def close_state(self) -> None:
         """Close the state, its engine and its pinned views."""
@@ -212,7 +212,7 @@ class Partition:
         self._versioning.wake()
         self.mover.wake()
 
-    async def _leader_of(self, leader: Leader) -> None:
+    async def _start_leader(self, leader: Leader) -> None:
         """Start a new leader, with what the partition owns if its log does not say so yet."""
         if _is_ahead_of_ring(self._rings, self.state):
             raise Unavailable(f"partition {self.id}: the ring known here is too old to lead the partition")
@@ -363,14 +363,14 @@ class Partition:
         """Wait until this replica has applied what the other replicas had when it started (docs/protocol.md P27). If no
         other replica is up, the state that this replica had before the start is enough."""
         has_state = self.state.position is not None
-        others = await self._others_have()
+        others = await self._published_seqs()
         while others is None or not (others or has_state):
             await asyncio.sleep(CHECK_S)
-            others = await self._others_have()
+            others = await self._published_seqs()
         await self._tail.reach(max(others, default=Seq(0)))
         self._is_behind_start = False
 
-    async def _others_have(self) -> list[Seq] | None:
+    async def _published_seqs(self) -> list[Seq] | None:
         """Return the sequences of the other replicas; None if they are unknown."""
         try:
             published = await self._claims.published()

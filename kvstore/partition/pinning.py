@@ -158,7 +158,7 @@ class Pinning:
     async def _end_given_back_periodically(self) -> None:
         while True:
             await self._env.beat.pause(GIVEN_BACK_S)
-            await self.end_given_back()
+            await self.end_released()
 
     async def answer(self, method: str, body: bytes) -> bytes:
         """Answer another server's request about a pin. Raises StoreError."""
@@ -200,7 +200,7 @@ class Pinning:
         self._state.pinned_views.expire(self._env.clock.passed_ms())
         return self._state.pinned_views.all
 
-    async def end_given_back(self) -> None:
+    async def end_released(self) -> None:
         """Drop views whose pin has been released without a MARK in this replica's log: the pin was released while no
         replica led, or this replica has left. The claim that pins the log is created before the pin's MARK, so a
         missing claim means a released pin."""

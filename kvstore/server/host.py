@@ -166,8 +166,7 @@ class _Child:
             with theirs, _file_of(self._config) as file:
                 self._process = process = await asyncio.create_subprocess_exec(
                     sys.executable,
-                    "-P",
-                    "-m",
+                    "-Pm",
                     "kvstore",
                     "node",
                     "run",

@@ -260,7 +260,7 @@ class Hosting:
         """Retire the states of replicas that have left this server, once other servers know that and no reader uses
         a pinned position in them."""
         for partition, replica in sorted(self._leaving.items()):
-            is_known = await self._is_taken_back(partition, replica, self._leaving)
+            is_known = await self._is_withdrawn(partition, replica, self._leaving)
             is_over = is_known and not replica.keeps_pins and await self._has_left(partition)
             if is_over and self._leaving.get(partition) is replica:
                 del self._leaving[partition]
@@ -363,7 +363,7 @@ class Hosting:
         return is_done
 
     # docs/protocol.md P23
-    async def _is_taken_back(
+    async def _is_withdrawn(
         self, partition: PartitionId, replica: Partition, stopped: Mapping[PartitionId, Partition]
     ) -> bool:
         """Withdraw the replica's claims and published positions from the metadata store, so that other servers
@@ -383,7 +383,7 @@ class Hosting:
         drained = self._drained
         while drained:
             for partition, replica in sorted(drained.items()):
-                if await self._is_taken_back(partition, replica, drained):
+                if await self._is_withdrawn(partition, replica, drained):
                     del drained[partition]
             await self._env.beat.pause(LEFT_S)
 

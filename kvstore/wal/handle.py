@@ -224,7 +224,7 @@ class LedgerHandle:
             case SlowBookiesFailed(bookies):
                 for bookie in bookies:
                     self._silent.add(bookie)
-                    self._keep_away(bookie, "too many adds are outstanding")
+                    self._quarantine(bookie, "too many adds are outstanding")
             case Halt(error):
                 self._halt(error)
             case _:
@@ -304,7 +304,7 @@ class LedgerHandle:
         if self.is_halted or bookie in self.writer.failed:
             return
         self._feed(AddFailed(bookie))
-        self._keep_away(bookie, error)
+        self._quarantine(bookie, error)
 
     # docs/protocol.md W2
     def fail_silent(self, bookie: BookieId, reason: str) -> None:
@@ -315,7 +315,7 @@ class LedgerHandle:
         self._silent.add(bookie)
         self._bookie_failed(bookie, BookieError(f"{bookie}: {reason}"))
 
-    def _keep_away(self, bookie: BookieId, why: object) -> None:
+    def _quarantine(self, bookie: BookieId, why: object) -> None:
         """Quarantine a failed bookie, look for a replacement, and start probing for its return."""
         log.info("bookie failed ledger=%d bookie=%s reason=%s", self.ledger, bookie, why)
         self._ports.choice.failed(bookie)

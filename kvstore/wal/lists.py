@@ -95,7 +95,7 @@ class LedgerLists:
         version: int,
         *,
         created: LedgerId | None = None,
-        give_up: Callable[[], bool] | None = None,
+        should_stop: Callable[[], bool] | None = None,
     ) -> int:
         """Write the list if its version is still `version`, and return the new version. With `created`, write only if
         that ledger's metadata has not changed since its creation.
@@ -104,7 +104,7 @@ class LedgerLists:
         wrote the list, and NoSuchNode if the ledger was deleted as an orphan. If the outcome of a write is unknown, the
         method reads the list again until the outcome is known, despite other errors. Finding its own document counts as
         success. PerhapsListed then replaces VersionConflict and NoSuchNode. Raises MetadataUnknown if the outcome stays
-        unknown for too long or `give_up` returns True.
+        unknown for too long or `should_stop` returns True.
         """
         path, data = paths.partition_log(partition), encode(listed)
         if created is not None and len(data) > LIST_BYTES_MAX:
@@ -116,7 +116,7 @@ class LedgerLists:
             change.insert(0, Check(paths.ledger(created), 0))
         is_unknown = has_conflict = False
         attempts = 0
-        while attempts < UNKNOWN_ATTEMPTS_MAX if give_up is None else not give_up():
+        while attempts < UNKNOWN_ATTEMPTS_MAX if should_stop is None else not should_stop():
             attempts += 1
             try:
                 if is_unknown:

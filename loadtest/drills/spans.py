@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 _LINE = re.compile(r"(\S+ \S+,\d+) INFO \S+ partition=(\S+) (.*)")
 _FORMAT = "%Y-%m-%d %H:%M:%S,%f"
 HAND_OVER, TAKEOVER = "hand-over", "takeover"
-_BEGINS = {HAND_OVER: re.compile(r"\S+ is ready to lead"), TAKEOVER: re.compile(r"FOLLOWING -> STANDING")}
+_BEGINS = {HAND_OVER: re.compile(r"\S+ is ready to lead"), TAKEOVER: re.compile(r"FOLLOWING -> CANDIDATE")}
 _PHASES = {
     "released": re.compile(r"SERVING -> YIELDING"),
     "claiming": re.compile(r"-> CLAIMING"),

@@ -19,7 +19,7 @@ from kvstore.bookie import admission, fencing, identity, inventory, keys, reader
 from kvstore.bookie import node as node_module
 from kvstore.bookie import storage as storage_module
 from kvstore.bookie.adds import Adds
-from kvstore.bookie.connections import questions as questions_module
+from kvstore.bookie.connections import requests as requests_module
 from kvstore.bookie.connections import service as service_module
 from kvstore.bookie.facts import Facts
 from kvstore.bookie.fencing import WriteVerdict
@@ -259,7 +259,7 @@ def _deny() -> None:
     def deny(self: Any, status: Status, ledger: int, answer: Any) -> None:
         answer(status)
 
-    replace(questions_module.Questions, "_when_deniable", lambda _original: deny)
+    replace(requests_module.RequestHandler, "_when_deniable", lambda _original: deny)
 
 
 @mutant("serves clients that mean another bookie")
@@ -281,18 +281,18 @@ def _deaf_to_zeroes() -> None:
 
 
 @mutant("is never too busy for another add")
-def _open_door() -> None:
+def _no_backpressure() -> None:
     replace(service_module.BookieConnection, "_must_wait", lambda _original: lambda self, _payload: False)
 
 
 @mutant("delays all requests while many wait for the metadata store")
-def _one_door() -> None:
+def _one_gate() -> None:
     replace(service_module.BookieConnection, "_may_ask", lambda _original: lambda self, _payload: True)
 
 
 @mutant("keeps unlimited batches for a client that does not read")
 def _any_batch() -> None:
-    replace(questions_module, "has_capacity", lambda _original: lambda *_: True)
+    replace(requests_module, "has_capacity", lambda _original: lambda *_: True)
 
 
 @mutant("keeps polls of a closed connection")

@@ -130,11 +130,20 @@ def test_prefix_is_deleted_only_after_confirmation(kvstore: Run) -> None:
         kvstore("put", key, "1")
     asked = kvstore("delete-prefix", "a")
     assert (asked.exit_code, "Delete 3 keys that begin with a" in asked.stderr) == (2, True)
+    assert "expected --yes, because standard input is not a terminal" in asked.stderr
     assert kvstore("count").stdout == "4\n"
     done = kvstore("delete-prefix", "a", "--yes")
     assert (done.stdout, "3 of 3 keys deleted" in done.stderr) == ("3\n", True)
     assert kvstore("scan", "--keys").stdout == "b\n"
-    assert kvstore("delete-prefix", "", "--yes").exit_code == 1
+
+
+@pytest.mark.parametrize("words", [[], ["--yes"]], ids=str)
+def test_empty_prefix_is_refused_without_a_question(kvstore: Run, words: list[str]) -> None:
+    kvstore("put", "a", "1")
+    done = kvstore("delete-prefix", "", *words)
+    assert (done.exit_code, "expected a prefix of at least one byte" in done.stderr) == (2, True)
+    assert "Delete" not in done.stderr
+    assert kvstore("count").stdout == "1\n"
 
 
 def test_scan_that_ends_at_its_limit_reports_more_rows(kvstore: Run) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 import signal
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from pyspark.errors import AnalysisException
 
 from kvstore.cli import snapshot_spark, snapshot_tools
-from kvstore.errors import InvalidRequest, StoreError
+from kvstore.errors import InvalidRequest, StoreError, Unavailable
 
 
 @pytest.mark.parametrize(
@@ -53,6 +56,22 @@ def test_tasks_on_this_machine_are_tried_again(monkeypatch: pytest.MonkeyPatch, 
     with snapshot_tools.Bar() as bar:
         snapshot_spark.in_session(lambda _: None, master, None, bar)
     assert seen == [opened]
+
+
+def test_workers_import_nothing_from_the_current_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Spark starts them with `python -m` in the directory of the command."""
+    (tmp_path / "this.py").write_text("print('a module of the current directory')")
+    imported = list[bytes]()
+
+    def open_session(*_: object, **__: object) -> None:
+        imported.append(subprocess.check_output([sys.executable, "-m", "this"], cwd=tmp_path))
+        raise Unavailable("no Java")
+
+    monkeypatch.setenv("PYTHONSAFEPATH", "")
+    monkeypatch.setattr("kvstore.spark.session.open_session", open_session)
+    with pytest.raises(Unavailable, match="no Java"), snapshot_tools.Bar() as bar:
+        snapshot_spark.in_session(lambda _: None, "local[1]", None, bar)
+    assert imported[0].startswith(b"The Zen of Python")
 
 
 def test_interrupt_ends_the_jvm_and_is_not_raised_within_a_job(monkeypatch: pytest.MonkeyPatch) -> None:

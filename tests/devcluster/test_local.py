@@ -1,7 +1,8 @@
-"""`up` when a metadata store ends during a request."""
+"""`up` when a metadata store ends during a request, and the nodes that it starts."""
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -54,3 +55,12 @@ def test_up_restarts_a_store_only_if_it_ended_during_the_request(
         with pytest.raises(MetadataUnavailable):
             up._start(plan(UpOptions(data_dir=tmp_path), None))
     assert up.store_starts == int(ends)
+
+
+def test_node_imports_nothing_from_the_current_directory(tmp_path: Path) -> None:
+    """A program that a user had saved as `http.py` ran in each node, and no node started."""
+    (tmp_path / "tomllib.py").write_text("raise SystemExit('a module of the current directory')\n")
+    command = Up(tmp_path)._command(plan(UpOptions(data_dir=tmp_path), None).nodes[0])
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr.startswith("kvstore: ")
+    assert "n1/node.toml" in done.stderr

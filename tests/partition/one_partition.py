@@ -49,7 +49,7 @@ class FakeLog:
         self.epoch = epoch
         self.waited = True
         self.lost: StoreError | None = None
-        self.under_way: deque[tuple[LogEntry, float, AppendDone]] = deque()
+        self.in_flight: deque[tuple[LogEntry, float, AppendDone]] = deque()
         self.acknowledged: list[LogEntry] = []
         self.sealed = self.closed = False
         self.tell_lost: Callable[[StoreError], None] = lambda error: None
@@ -67,19 +67,19 @@ class FakeLog:
         self.on_append(entry)
         logged = LogEntry(Position(LedgerId(self.epoch), EntryId(self._appended)), payload)
         self._appended += 1
-        self.under_way.append((logged, self._now(), done))
+        self.in_flight.append((logged, self._now(), done))
 
     def acknowledge(self, count: int = 1) -> None:
         """Acknowledge the oldest entries in flight."""
         for _ in range(count):
-            logged, sent_at, done = self.under_way.popleft()
+            logged, sent_at, done = self.in_flight.popleft()
             self.acknowledged.append(logged)
             done(logged.position, sent_at, None)
 
     def fail(self, error: StoreError) -> None:
         """Fail the oldest entry in flight, and with it all others."""
-        while self.under_way:
-            _, sent_at, done = self.under_way.popleft()
+        while self.in_flight:
+            _, sent_at, done = self.in_flight.popleft()
             done(None, sent_at, error)
 
     def close_for_good(self) -> None:
@@ -89,7 +89,7 @@ class FakeLog:
         return {}
 
     async def seal(self) -> None:
-        assert not self.under_way
+        assert not self.in_flight
         self.sealed = True
 
     async def trim(self, durable_seq: Seq, older_than_ms: int) -> int:
@@ -211,8 +211,8 @@ class Partition(Unjudged):
     def do(self, *ops: Op) -> Any:
         """Submit operations, acknowledge all entries, and return the results (for one operation: its result)."""
         tokens = self.submit(*ops)
-        while self.log.under_way:
-            self.log.acknowledge(len(self.log.under_way))
+        while self.log.in_flight:
+            self.log.acknowledge(len(self.log.in_flight))
             self.settle()
         results = [self.caller.results[token] for token in tokens]
         return results if len(results) > 1 else results[0]
@@ -225,12 +225,12 @@ class Partition(Unjudged):
         self.log.acknowledge(count)
         self.settle()
 
-    def under_way(self) -> list[Entry]:
-        return [decode(logged.payload) for logged, _, _ in self.log.under_way]
+    def in_flight(self) -> list[Entry]:
+        return [decode(logged.payload) for logged, _, _ in self.log.in_flight]
 
     def sent_kinds(self) -> list[EntryKind]:
         """Return the kinds of the control records in flight."""
-        return [EntryKind(entry.kinds[0]) for entry in self.under_way() if entry.is_control]
+        return [EntryKind(entry.kinds[0]) for entry in self.in_flight() if entry.is_control]
 
 
 MADE: list[Partition] = []

@@ -166,7 +166,7 @@ class Several:
         self.before_record(record)
         task = at.loop.create_task(at.leader.append_record(record, requests))
         self.settle()
-        at.acknowledge(len(at.log.under_way))
+        at.acknowledge(len(at.log.in_flight))
         position: Position = task.result()
         return position
 
@@ -205,9 +205,9 @@ class Several:
     def run(self) -> None:
         """Acknowledge all entries until nothing is in flight."""
         self.settle()
-        while any(each.log.under_way for each in self.partitions):
+        while any(each.log.in_flight for each in self.partitions):
             for each in self.partitions:
-                each.log.acknowledge(len(each.log.under_way))
+                each.log.acknowledge(len(each.log.in_flight))
             self.settle()
 
     def wait(self, seconds: float) -> None:

@@ -93,7 +93,7 @@ def test_leader_asked_to_stop_before_it_serves_never_serves(partition: one_parti
     partition.settle()
     released = partition.loop.create_task(partition.leader.release())
     partition.settle()
-    partition.acknowledge(len(partition.log.under_way))
+    partition.acknowledge(len(partition.log.in_flight))
     assert isinstance(released.exception(), Unavailable)
     assert started.exception() is not None
     assert not partition.leader.serving

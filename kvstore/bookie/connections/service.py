@@ -17,7 +17,7 @@ from typing import Any
 
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.connections.limits import UNREAD_HIGH_BYTES, ResponseEncoders
-from kvstore.bookie.connections.questions import Questions
+from kvstore.bookie.connections.requests import RequestHandler
 from kvstore.bookie.directories.spread import AnyStorage
 from kvstore.bookie.rate_limited_log import RateLimitedLog
 from kvstore.bookie.turns import FairQueue
@@ -58,9 +58,9 @@ class BookieService:
         `is_user` returns True if a client presents the certificate of a user of the cluster. `known` are networks, such
         as those of the other nodes, whose connections are closed only in favour of each other."""
         self.known = known = KnownNetworks() if known is None else known
-        self.silent: Shares[BookieConnection] = Shares(known)
+        self.idle: Shares[BookieConnection] = Shares(known)
         """Connections that have not sent a request yet."""
-        self.asking: Shares[BookieConnection] = Shares(known)
+        self.active: Shares[BookieConnection] = Shares(known)
         """Connections that have sent at least one request."""
         self.cluster = cluster
         self.storage = storage
@@ -78,16 +78,16 @@ class BookieService:
         """Return the handler of a new connection."""
         return BookieConnection(self)
 
-    def take_in(self, connection: BookieConnection, host: str) -> bool:
-        """Give a new connection a slot. If none is free, close a silent connection, or a connection of a network that
+    def admit(self, connection: BookieConnection, host: str) -> bool:
+        """Give a new connection a slot. If none is free, close an idle connection, or a connection of a network that
         has more connections. Return False if there is no connection to close."""
         network = network_of(host)
-        self.silent.add(connection, network)
+        self.idle.add(connection, network)
         if len(self.connections) < self.config.connections_max:
             return True
-        gone = self.silent.first_to_go()
+        gone = self.idle.first_to_go()
         if gone is connection:
-            gone = self.asking.displaced_by(network)
+            gone = self.active.displaced_by(network)
         self.log.emit(
             logging.WARNING, "connection limit reached, closing a connection connections=%d", len(self.connections)
         )
@@ -98,14 +98,14 @@ class BookieService:
         gone.abort()
         return True
 
-    def has_asked(self, connection: BookieConnection, host: str) -> None:
+    def note_request(self, connection: BookieConnection, host: str) -> None:
         """Record that a connection has sent its first request."""
-        if self.silent.discard(connection):
-            self.asking.add(connection, network_of(host))
+        if self.idle.discard(connection):
+            self.active.add(connection, network_of(host))
 
     def forget(self, connection: BookieConnection) -> None:
-        self.silent.discard(connection)
-        self.asking.discard(connection)
+        self.idle.discard(connection)
+        self.active.discard(connection)
 
     def refused_plain(self) -> None:
         """Count a client that has sent a request without TLS to a port that requires TLS."""
@@ -145,17 +145,17 @@ class BookieConnection:
         self._out: list[bytes] = []
         self._out_bytes = 0
         self._is_flush_due = False
-        self._is_choked = False
+        self._is_write_paused = False
         self._is_reading_paused = False
         self.is_closed = True
-        self._has_asked = self.is_named = False
+        self._has_sent_request = self.is_named = False
         """True if the client has named the bookie that it means, and it is this one."""
         self._takes_raw = service.storage.raw.is_on
         self._adds = 0
         self._add_bytes = 0
         self._is_serve_due = False
         self._transport: Stream
-        self._questions = Questions(self, service, service.storage, service.config)
+        self._requests = RequestHandler(self, service, service.storage, service.config)
 
     # The stream
 
@@ -168,7 +168,7 @@ class BookieConnection:
             return self.abort()
         if transport.get_extra_info("peercert"):  # verified in the handshake
             self._service.known.note(network_of(self._host))
-        if not self._service.take_in(self, self._host):
+        if not self._service.admit(self, self._host):
             return self.abort()
         self.is_closed = False
         self._service.connections[self] = None
@@ -179,9 +179,9 @@ class BookieConnection:
         if self.is_closed:
             return
         self._backlog.extend(self._frames.feed(data))
-        if self._backlog and not self._has_asked:
-            self._has_asked = True
-            self._service.has_asked(self, self._host)
+        if self._backlog and not self._has_sent_request:
+            self._has_sent_request = True
+            self._service.note_request(self, self._host)
         self._serve()
         if self._frames.fault and not self.is_closed:
             self._close_faulty(self._frames.fault)
@@ -196,7 +196,7 @@ class BookieConnection:
         self.is_closed = True
         self._backlog.clear()
         self._out.clear()
-        self._questions.take_back_polls()
+        self._requests.cancel_polls()
 
     @property
     def _host(self) -> str:
@@ -209,11 +209,11 @@ class BookieConnection:
         return self._out_bytes + self._transport.get_write_buffer_size()
 
     def pause_writing(self) -> None:
-        self._is_choked = True
+        self._is_write_paused = True
         self._update_reading()
 
     def resume_writing(self) -> None:
-        self._is_choked = False
+        self._is_write_paused = False
         self._serve()
 
     def abort(self) -> None:
@@ -234,11 +234,11 @@ class BookieConnection:
         """Handle received requests, as long as the client reads its answers and adds are within the limits."""
         self._is_serve_due = False
         backlog = self._backlog
-        while backlog and not (self._is_choked or self.is_closed or self._must_wait(backlog[0])):
+        while backlog and not (self._is_write_paused or self.is_closed or self._must_wait(backlog[0])):
             self._handle(backlog.popleft())
             if self._out_bytes > WRITE_BYTES:
                 self._flush()
-        if backlog or self._is_choked or self._is_reading_paused or self._questions.pending:
+        if backlog or self._is_write_paused or self._is_reading_paused or self._requests.pending:
             self._update_reading()
 
     # docs/protocol.md B12
@@ -285,9 +285,9 @@ class BookieConnection:
         if self.is_closed:
             return
         is_over = (
-            self._is_choked
+            self._is_write_paused
             or bool(self._backlog)
-            or self._questions.pending > HARD_FACTOR * self._config.connection_pending_max
+            or self._requests.pending > HARD_FACTOR * self._config.connection_pending_max
         )
         if is_over != self._is_reading_paused:
             self._is_reading_paused = is_over
@@ -302,7 +302,7 @@ class BookieConnection:
             self._is_flush_due = True
             self._loop.call_soon(self._flush)
 
-    def question_ended(self) -> None:
+    def request_ended(self) -> None:
         """Record that a request has ended, so that another one may begin."""
         if self._is_reading_paused:
             self._update_reading()
@@ -333,7 +333,7 @@ class BookieConnection:
             self.send(wire.encode_status(error.txn, error.operation, Status.BAD_REQUEST))
             return
         if isinstance(request, BatchRead):
-            self._questions.ask_batch(request)
+            self._requests.ask_batch(request)
             return
         header = request.header
         operation: int = header.operation
@@ -351,7 +351,7 @@ class BookieConnection:
             is_recovery = add.flag == pb.AddRequest.RECOVERY_ADD
             self._add(header.txn_id, add.ledger, add.entry, add.master_key, add.body, is_recovery)
         else:
-            self._questions.ask(operation, header.txn_id, request)
+            self._requests.ask(operation, header.txn_id, request)
 
     def _is_meant(self, request: pb.Request) -> bool:
         """Return False if the client means another bookie, whose disk or address this bookie may have inherited."""

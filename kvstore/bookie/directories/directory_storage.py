@@ -84,12 +84,12 @@ class DirectoryStorage:
         self._asked[answer] = partial(done, *refusal)
         return answer
 
-    def taken_back(self, answer: Callable[..., None], take_back: Callable[[], None]) -> Callable[[], None]:
-        """Return a function that cancels the request of `answer`, as `take_back` does in the storage."""
+    def cancelling(self, answer: Callable[..., None], cancel: Callable[[], None]) -> Callable[[], None]:
+        """Return a function that cancels the request of `answer`, as `cancel` does in the storage."""
 
         def both() -> None:
             self._asked.pop(answer, None)
-            take_back()
+            cancel()
 
         return both
 

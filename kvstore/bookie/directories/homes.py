@@ -21,7 +21,7 @@ class LedgerDirectories:
 
     def __init__(self, parts: Sequence[DirectoryStorage]) -> None:
         self._parts = parts
-        self._under_way: dict[int, tuple[DirectoryStorage, int]] = {}
+        self._in_flight: dict[int, tuple[DirectoryStorage, int]] = {}
         """Ledgers that no directory knows, with the directory that gets their requests and the number of waiting
         requests."""
 
@@ -60,12 +60,12 @@ class LedgerDirectories:
 
     def knows(self, ledger: int) -> bool:
         """Return True if any directory has, had or is about to get a record of the ledger."""
-        return ledger in self._under_way or any(part.knows(ledger) for part in self._parts)
+        return ledger in self._in_flight or any(part.knows(ledger) for part in self._parts)
 
     def is_elsewhere(self, part: DirectoryStorage, ledger: int) -> bool:
         """Return True if a directory other than `part` has the ledger."""
-        under_way = self._under_way.get(ledger)
-        if under_way is not None and under_way[0] is not part:
+        in_flight = self._in_flight.get(ledger)
+        if in_flight is not None and in_flight[0] is not part:
             return True
         return any(other.knows(ledger) for other in self._parts if other is not part)
 
@@ -77,8 +77,8 @@ class LedgerDirectories:
         for part in self._parts:
             if ledger in part.tombstones:
                 return part
-        if (under_way := self._under_way.get(ledger)) is not None:
-            return under_way[0]
+        if (in_flight := self._in_flight.get(ledger)) is not None:
+            return in_flight[0]
         return next((part for part in self._parts if part.is_limbo), None)
 
     def asked(self, ledger: int) -> DirectoryStorage:
@@ -103,14 +103,14 @@ class LedgerDirectories:
             if ledger in part.ledgers:
                 return part, done
         part = self.chosen(ledger)
-        self._under_way[ledger] = part, self._under_way.get(ledger, (part, 0))[1] + 1
+        self._in_flight[ledger] = part, self._in_flight.get(ledger, (part, 0))[1] + 1
 
         def answer(*given: Any) -> None:
-            count = self._under_way[ledger][1] - 1
+            count = self._in_flight[ledger][1] - 1
             if count:
-                self._under_way[ledger] = part, count
+                self._in_flight[ledger] = part, count
             else:
-                del self._under_way[ledger]
+                del self._in_flight[ledger]
             done(*given)
 
         return part, answer

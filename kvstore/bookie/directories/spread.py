@@ -233,7 +233,7 @@ class SpreadStorage:
         """Answer when the LAC has passed `previous_lac`, or at the timeout."""
         part = self.homes.asked(ledger)
         guarded = part.asked(done, STATE_UNKNOWN, LAST_ENTRY, None, -1)
-        return part.taken_back(guarded, part.calls.long_poll(ledger, previous_lac, timeout_ms, done=guarded))
+        return part.cancelling(guarded, part.calls.long_poll(ledger, previous_lac, timeout_ms, done=guarded))
 
     def listen(self, ledger: int, listener: LedgerListener) -> Callable[[], None] | None:
         """Notify `listener` of what is stored of the ledger from now on."""

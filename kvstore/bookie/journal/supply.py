@@ -109,12 +109,12 @@ class SegmentSupply:
     def poll(self) -> None:
         """Check periodically how much space is free, because nothing else does while there is a segment ahead, and
         whether the files still exist."""
-        self._see()
+        self._check_disk()
         if self._is_stopped:
             return
         self._timer = self._loop.call_later(RETRY_S if self.is_scarce else POLL_S, self.poll)
 
-    def _see(self) -> None:
+    def _check_disk(self) -> None:
         try:
             if self._is_removed():
                 place = self._config.journal_dir

@@ -13,7 +13,7 @@ from kvstore.client.aio.watch import AsyncWatch
 from kvstore.client.core import forks, operations
 from kvstore.client.core.batch import Batch, operations_of
 from kvstore.client.core.cluster_view import ClusterView
-from kvstore.client.core.config import ClientConfig, parse_url
+from kvstore.client.core.config import ClientConfig, as_config
 from kvstore.client.core.fanout import PrefixDeletion, RangeCount, RangePage, RangeScan
 from kvstore.client.core.first_state import FirstState
 from kvstore.client.core.operation import ClientOperation
@@ -64,7 +64,7 @@ class AsyncClient(ClosedAtExit):
     """
 
     def __init__(self, cluster: str | ClientConfig) -> None:
-        self._config = parse_url(cluster) if isinstance(cluster, str) else cluster
+        self._config = as_config(cluster)
         self._engine: AsyncEngine | None = None
         self._run: Callable[[ClientOperation, float | None], Coroutine[Any, Any, Any]] = _refuse
         self._opening = asyncio.Lock()

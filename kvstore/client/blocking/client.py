@@ -14,7 +14,7 @@ from kvstore.client.blocking.watch import Watch
 from kvstore.client.core import forks, operations
 from kvstore.client.core.batch import Batch, operations_of
 from kvstore.client.core.cluster_view import ClusterView
-from kvstore.client.core.config import ClientConfig, parse_url
+from kvstore.client.core.config import ClientConfig, as_config
 from kvstore.client.core.fanout import PrefixDeletion, RangeCount, RangePage, RangeScan
 from kvstore.client.core.first_state import FirstState
 from kvstore.client.core.operation import ClientOperation
@@ -65,7 +65,7 @@ class Client(ClosedAtExit):
     """
 
     def __init__(self, cluster: str | ClientConfig) -> None:
-        self._config = parse_url(cluster) if isinstance(cluster, str) else cluster
+        self._config = as_config(cluster)
         self._engine: BlockingEngine | None = None
         self._run: Callable[[ClientOperation, float | None], Any] = _refuse
         self._opening = nullcontext()

@@ -44,14 +44,26 @@ class ClientConfig:
     def __post_init__(self) -> None:
         if not self.endpoints:
             raise ValueError("expected at least one endpoint, got none")
+        if any(_endpoint(str(each)) != each for each in self.endpoints):  # also if it is a str, of characters
+            raise ValueError(f"expected a tuple of host:port as endpoints, got {self.endpoints!r}")
         times = {field.name: getattr(self, field.name) for field in fields(self) if field.name.endswith("_s")}
         wrong = [
-            f"{name}: expected more than 0 and at most {SECONDS_MAX:g}, got {value}"
+            f"{name}: expected more than 0 and at most {SECONDS_MAX:g}, got {value!r}"
             for name, value in times.items()
-            if not 0 < value <= SECONDS_MAX
+            if not (isinstance(value, (int, float)) and 0 < value <= SECONDS_MAX)
         ]
         if wrong:
             raise ValueError("; ".join(wrong))
+
+
+def as_config(cluster: object) -> ClientConfig:
+    """Return the configuration that a caller gave, or the one that its URL describes. Raises ValueError."""
+    if isinstance(cluster, ClientConfig):
+        return cluster
+    if isinstance(cluster, str):
+        return parse_url(cluster)
+    found = type(cluster).__name__  # without the value, which may contain a password
+    raise ValueError(f"expected a URL like kv://host:port,host:port or a ClientConfig, got {found}")
 
 
 def parse_url(url: str) -> ClientConfig:

@@ -73,7 +73,7 @@ def operation(
 class Numbering:
     """The request ids of one client at one partition, and its operations in flight there."""
 
-    __slots__ = ("_checked_at", "_floor", "_next", "_open", "_size", "_under_way", "client", "seen_ms")
+    __slots__ = ("_checked_at", "_floor", "_in_flight", "_next", "_open", "_size", "client", "seen_ms")
 
     def __init__(self, client: bytes) -> None:
         if len(client) != CLIENT_BYTES:
@@ -86,7 +86,7 @@ class Numbering:
         """A lower bound of `first_unacknowledged`, which costs a search."""
         self._open: dict[int, None] = {}
         """Sequences in flight, in order."""
-        self._under_way: dict[ClientOperation, None] = {}
+        self._in_flight: dict[ClientOperation, None] = {}
         self._size = 0
         """Bytes of all operations in flight."""
         self._checked_at = -inf
@@ -102,17 +102,17 @@ class Numbering:
             self._floor = self.first_unacknowledged
         return (
             self._next - self._floor < IN_FLIGHT_MAX
-            and len(self._under_way) < IN_FLIGHT_MAX
+            and len(self._in_flight) < IN_FLIGHT_MAX
             and self._size < IN_FLIGHT_BYTES_MAX
         )
 
     def begin(self, operation: ClientOperation) -> bool:
         """Begin an operation; a mutation gets its sequence. Returns False if there is no free slot."""
         sequence = self._next
-        is_near = sequence - self._floor >= IN_FLIGHT_MAX or len(self._under_way) >= IN_FLIGHT_MAX
+        is_near = sequence - self._floor >= IN_FLIGHT_MAX or len(self._in_flight) >= IN_FLIGHT_MAX
         if (is_near or self._size >= IN_FLIGHT_BYTES_MAX) and not self.has_capacity():
             return False
-        self._under_way[operation] = None
+        self._in_flight[operation] = None
         self._size += operation.size
         operation.numbering, operation.seen_ms = self, self.seen_ms
         if not operation.is_read:
@@ -123,9 +123,9 @@ class Numbering:
 
     def end(self, operation: ClientOperation) -> None:
         """End an operation that has no waiter any more. Idempotent."""
-        if operation not in self._under_way:
+        if operation not in self._in_flight:
             return
-        del self._under_way[operation]
+        del self._in_flight[operation]
         self._size -= operation.size
         if operation.sequence:
             self._open.pop(operation.sequence, None)
@@ -136,7 +136,7 @@ class Numbering:
         if now < self._checked_at + OVERDUE_S:
             return False
         self._checked_at = now
-        overdue = [each for each in self._under_way if each.deadline + OVERDUE_S < now]
+        overdue = [each for each in self._in_flight if each.deadline + OVERDUE_S < now]
         for operation in overdue:
             self.end(operation)
         return bool(overdue)
@@ -144,7 +144,7 @@ class Numbering:
     def renumber(self, operation: ClientOperation) -> None:
         """Give a mutation that was definitely not carried out another id, with a newer time. Does nothing if the
         mutation has ended as overdue: nobody would end the new id, and later requests would wait for it."""
-        if operation not in self._under_way:
+        if operation not in self._in_flight:
             return
         self._open.pop(operation.sequence, None)
         operation.renumbered += 1

@@ -216,7 +216,7 @@ def as_level(given: int) -> Level:
     try:
         return Level(given)
     except ValueError:
-        raise InvalidRequest(f"expected a Level, got {given!r}") from None
+        raise InvalidRequest(f"expected a Level, for example Level.STALE, got {given!r}") from None
 
 
 def as_limit(given: int) -> int:

@@ -21,7 +21,7 @@ import grpc
 
 from kvstore.backoff import delays
 from kvstore.client.blocking.identity import check_cluster
-from kvstore.client.core.config import ClientConfig, parse_url
+from kvstore.client.core.config import ClientConfig, as_config
 from kvstore.client.core.login_refusals import LoginRefusals
 from kvstore.env.library_env import library_env
 from kvstore.env.tls import Tls
@@ -252,9 +252,7 @@ def list_pins(cluster: str | ClientConfig, *, timeout_s: float = TIMEOUT_S) -> l
 
 
 def _config(cluster: str | ClientConfig) -> ClientConfig:
-    if isinstance(cluster, ClientConfig):
-        return cluster
-    return parse_url(cluster if "://" in cluster else f"kv://{cluster}")
+    return as_config(f"kv://{cluster}" if isinstance(cluster, str) and "://" not in cluster else cluster)
 
 
 def _ask(config: ClientConfig, timeout_s: float, call: Callable[[Any, float], T]) -> T:

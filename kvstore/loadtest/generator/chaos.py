@@ -230,5 +230,5 @@ def _partitions_in(output: str) -> frozenset[str]:
 
 
 def _run(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "kvstore", *words]
+    command = [sys.executable, "-Pm", "kvstore", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, check=False)

@@ -42,7 +42,7 @@ class SidecarClient:
         """Start the sidecar process. It starts before the run, however long its interpreter takes."""
         ours, theirs = socket.socketpair()
         self._socket = ours
-        command = [sys.executable, "-m", "kvstore.loadtest.generator.sidecar", str(theirs.fileno())]
+        command = [sys.executable, "-Pm", "kvstore.loadtest.generator.sidecar", str(theirs.fileno())]
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         theirs.close()
         self._number = 0

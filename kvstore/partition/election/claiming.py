@@ -1,5 +1,5 @@
 """Changes the leader's znode as the role machine decides. The changes are made one at a time and in order, so that a
-claim never overtakes a give-back."""
+claim never overtakes a resignation."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Claiming:
                 await self._pause_after(command)
             except StoreError as error:
                 log.info("partition=%s %s: %r", self._state.partition, command, error)
-                if isinstance(command, role_events.Claim | role_events.Succeed):
+                if isinstance(command, role_events.Claim | role_events.ReplaceLeader):
                     self._feed(role_events.NotClaimed())
                 await asyncio.sleep(RANK_DELAY_S)
                 self._reread.set()
@@ -78,7 +78,7 @@ class Claiming:
             if self._own_removed > 1:
                 await asyncio.sleep(min(RANK_DELAY_S * (1 << min(self._own_removed, 8)), TWIN_DELAY_MAX_S))
 
-    async def give_back(self) -> None:
+    async def resign(self) -> None:
         """Remove this replica's leader znode after the replica has stopped. A claim in progress finishes first;
         otherwise its znode would remain for as long as the session."""
         async with self._changing:
@@ -98,13 +98,13 @@ class Claiming:
                 self.claimed = LeaderRecord(self._server, self._state.epoch, self._nonce)
                 won = await self._claims.claim(self.claimed)
                 self._feed(role_events.Claimed() if won else role_events.NotClaimed())
-            case role_events.Succeed(term=term):
+            case role_events.ReplaceLeader(term=term):
                 self.claimed = LeaderRecord(self._server, self._state.epoch, self._nonce)
-                won = await self._claims.succeed(term, self.claimed)
+                won = await self._claims.replace_leader(term, self.claimed)
                 self._feed(role_events.Claimed() if won else role_events.NotClaimed())
             case role_events.RemoveStale(record):
                 await self._claims.remove_stale(record)
                 self._reread.set()
-            case role_events.GiveBack():
+            case role_events.Resign():
                 await self._claims.release(self.claimed)
                 self._reread.set()

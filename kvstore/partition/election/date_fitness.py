@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from kvstore.env import Clock
 from kvstore.env.events import wait_within
-from kvstore.partition.election.role_events import Dated, Event
+from kvstore.partition.election.role_events import ClockJudged, Event
 
 CHECK_S = 0.25
 OFFER_AGAIN_S = 1.0
@@ -50,7 +50,7 @@ class DateFitness:
         may_lead = self._clock.may_lead() or (is_unled and self._clock.has_date())
         if may_lead is not self._could_lead:
             self._could_lead = may_lead
-            self._feed(Dated(may_lead))
+            self._feed(ClockJudged(may_lead))
         return may_lead
 
     async def run(self) -> None:

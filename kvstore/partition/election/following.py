@@ -19,7 +19,8 @@ from kvstore.types import ServerId
 log = logging.getLogger(__name__)
 
 CHECK_S = 10.0
-"""Seconds between two checks for a leader by a replica that has failed, besides reported changes."""
+"""Seconds between two checks for a leader by a replica that has failed, in addition to those after reported
+changes."""
 
 
 class LogFollower:

@@ -87,7 +87,7 @@ class Claims:
         True."""
         return await self._become(record, await self.term(), []) or await self._claim_own(record)
 
-    async def succeed(self, term: int, record: LeaderRecord) -> bool:
+    async def replace_leader(self, term: int, record: LeaderRecord) -> bool:
         """Replace the former leader's znode by `record`, as that leader requested when the term had version `term`.
         Returns False if any replica has claimed the znode since then. The leader's znode exists at every moment."""
         return await self._become(record, term, [Delete(self.leader_path, -1)])

@@ -121,10 +121,10 @@ class LeaderRecord:
         return codec.decode_plain(LeaderRecord, data, what="leader znode")
 
 
-def furthest(published: Mapping[ServerId, Published], besides: ServerId) -> list[ServerId]:
-    """Return the replicas that have published and have not stopped, except `besides`, in descending order of their
+def furthest(published: Mapping[ServerId, Published], excluding: ServerId) -> list[ServerId]:
+    """Return the replicas that have published and have not stopped, except `excluding`, in descending order of their
     sequence."""
-    going = [server for server, replica in published.items() if server != besides and not replica.is_stopped]
+    going = [server for server, replica in published.items() if server != excluding and not replica.is_stopped]
     return sorted(going, key=lambda server: (-published[server].seq, server))
 
 

@@ -48,10 +48,10 @@ REREAD_S = 10.0
 """Seconds between two reads of the leader's znode without a notification, because watches are best effort."""
 PROVEN_S = 1.0
 """Seconds after a proof until the leader's znode is read again."""
-VAIN_RANK_MAX = 400
+FAILED_RANK_MAX = 400
 """Rank of a replica that could not lead many times in a row; it waits about a minute."""
 OPEN_PATIENCE_S = 10.0
-"""Seconds after which a candidate that applies nothing of the log gives the lead back."""
+"""Seconds after which a candidate that applies nothing of the log resigns."""
 WAKE_S_MIN = 0.001
 """Minimum seconds of a timer. The time left until a moment may be less than a clock can resolve, and a shorter timer
 would never advance."""
@@ -87,12 +87,19 @@ class Replica:
         self._candidate_fitness = CandidateFitness(env, tail, state.engine, self._peer_replicas)
         self._watch = LeaderWatch(env, partition, server, peers, self._peer_replicas, claims, self._feed)
         self._nonce = env.random.randbytes(8).hex()
-        self._owner = RoleMachine(server, self._nonce)
+        self._machine = RoleMachine(server, self._nonce)
         self._trials = trials
         self._reread = asyncio.Event()
         feed = self._feed
         self.following = LogFollower(
-            env, tail, self._owner, trials, feed=feed, role_change=self.role_change, server=server, name=partition
+            env,
+            tail,
+            self._machine,
+            trials,
+            feed=feed,
+            role_change=self.role_change,
+            server=server,
+            name=partition,
         )
         self.claiming = Claiming(
             claims,
@@ -105,7 +112,11 @@ class Replica:
         )
         self._publishing = Publishing(env.beat, claims, state, trials, server, self._nonce, self.following.has_failed)
         self._fitness = DateFitness(
-            env.clock, self._feed, lambda: self._owner.leader is not None, lambda: self.serves, self.hand_over_to_any
+            env.clock,
+            self._feed,
+            lambda: self._machine.leader is not None,
+            lambda: self.serves,
+            self.hand_over_to_any,
         )
         self._role_changed = asyncio.Event()
         """Set once, at the next change; then a new event replaces it."""
@@ -114,18 +125,18 @@ class Replica:
         self._log: LeaderLog | None = None
         self.lead_failure = ""
         """Why the last attempt to take the lead failed; empty once a leader is known."""
-        self._vain_leads = 0
+        self._failed_takeovers = 0
         """Times in a row that the replica opened the log and could not lead. It then runs for election later
         (docs/protocol.md, G22)."""
 
     @property
     def role(self) -> ReplicaRole:
-        return self._owner.role
+        return self._machine.role
 
     @property
     def leader_server(self) -> ServerId | None:
         """The server of the current leader, or None if no leader is known."""
-        return self._owner.leader
+        return self._machine.leader
 
     @property
     def leading_log(self) -> LeaderLog | None:
@@ -140,7 +151,7 @@ class Replica:
     def start(self) -> None:
         """Start to follow the log, to watch the leader's znode, and to become a candidate when there is no leader."""
         spawn = self._env.nursery.spawn
-        self.tail.on_lost = lambda position: self._peer_replicas.report_further(self._owner.leader, position)
+        self.tail.on_lost = lambda position: self._peer_replicas.report_further(self._machine.leader, position)
         self._fitness.update()
         self.following.start()
         self._claims.start(self._env.nursery)
@@ -149,7 +160,7 @@ class Replica:
         spawn(self.claiming.run(), name=f"{self._partition} election")
         spawn(self._publishing.run(), name=f"{self._partition} publish")
         spawn(self._trials.run(), name=f"{self._partition} trials")
-        watch = self._watch.run(lambda: self._owner.leader, self.role_change)
+        watch = self._watch.run(lambda: self._machine.leader, self.role_change)
         spawn(watch, name=f"{self._partition} hold leader")
 
     async def stop(self, *, hand_over: bool) -> None:
@@ -163,7 +174,7 @@ class Replica:
             self._log.close_for_good()
         if leader is not None:
             leader.stop(NotLeader(self._partition))  # also without work in flight, because its timers must end
-        await self.claiming.give_back()
+        await self.claiming.resign()
 
     async def _release_lead(self) -> None:
         await self.hand_over_to_any()
@@ -214,7 +225,7 @@ class Replica:
         except MetadataError as error:
             log.info("partition=%s lead not handed over: %r", self._partition, error)
             return
-        for server in furthest(published, besides=self.server):
+        for server in furthest(published, excluding=self.server):
             if not self.serves:
                 return
             try:
@@ -248,7 +259,7 @@ class Replica:
 
     async def _prepare(self, asked: Prepare) -> bytes:
         """Get ready to lead soon. Raises Unavailable if this replica is not the right one, or the time is not right."""
-        is_fit = not self._owner.is_barred and self._fitness.update()
+        is_fit = not self._machine.is_barred and self._fitness.update()
         if self.role is not ReplicaRole.FOLLOWING or not is_fit or asked.nonce != self._nonce:
             raise Unavailable(f"partition {self._partition}: {self.server} is not ready to lead: {self.role.name}")
         if why := await self._candidate_fitness.why_refuse(is_planned=asked.is_planned):
@@ -284,11 +295,11 @@ class Replica:
     # ── deciding and performing ───────────────────────────────────────────────────────────────────────────────────────
 
     def _feed(self, event: Event) -> None:
-        before = self._owner.role
-        for command in self._owner.handle(event, self._env.clock.now()):
+        before = self._machine.role
+        for command in self._machine.handle(event, self._env.clock.now()):
             self._perform(command)
-        if self._owner.role is not before:
-            log.info("partition=%s %s -> %s on %s", self._partition, before.name, self._owner.role.name, event)
+        if self._machine.role is not before:
+            log.info("partition=%s %s -> %s on %s", self._partition, before.name, self._machine.role.name, event)
             self._notify_role_change()
 
     def _perform(self, command: Command) -> None:
@@ -317,7 +328,7 @@ class Replica:
                 self._prove()
             case role_events.PublishAndRank(asks):
                 self._env.nursery.spawn(self._rank(asks), name=f"{self._partition} rank")
-            case role_events.Claim() | role_events.Succeed() | role_events.RemoveStale() | role_events.GiveBack():
+            case role_events.Claim() | role_events.ReplaceLeader() | role_events.RemoveStale() | role_events.Resign():
                 self.claiming.enqueue(command)
             case _:
                 assert_never(command)
@@ -351,7 +362,7 @@ class Replica:
         except MetadataError as error:
             log.debug("partition=%s not ranked: %r", self._partition, error)
             rank = len(self._peer_replicas.servers)
-        rank += min((1 << self._vain_leads) - 1, VAIN_RANK_MAX)
+        rank += min((1 << self._failed_takeovers) - 1, FAILED_RANK_MAX)
         incumbent, why = await survey
         if why and why != self.lead_failure:
             self.lead_failure = why
@@ -370,12 +381,12 @@ class Replica:
                 lambda: self.state.position,
                 self._peer_replicas.furthest,
             )
-            self._vain_leads += 1  # reset if it succeeds: the list has one ledger more
+            self._failed_takeovers += 1  # reset if it succeeds: the list has one ledger more
             await self.tail.wait_applied(self._log.recovered_end, OPEN_PATIENCE_S)
             await self.following.stop()
             self.leader = leader = Leader(self._env, self._config, self.state, self._log, self._ended)
             await self._begin(leader)
-            opened, self._vain_leads, self.lead_failure = True, 0, ""
+            opened, self._failed_takeovers, self.lead_failure = True, 0, ""
         except MetadataLost as error:
             self.lead_failure = str(error)
             log.error("partition=%s cannot be led from here: %s", self._partition, error)

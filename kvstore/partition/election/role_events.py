@@ -91,7 +91,7 @@ class Offered:
 
 
 @dataclass(frozen=True, slots=True)
-class Dated:
+class ClockJudged:
     """This server's clock has become good enough to lead, or is no longer good enough."""
 
     may_lead: bool
@@ -126,7 +126,7 @@ Event = (
     | Yielded
     | NotTaken
     | Offered
-    | Dated
+    | ClockJudged
     | Tick
     | Barred
     | StopReplica
@@ -158,7 +158,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Succeed:
+class ReplaceLeader:
     """Command to replace the znode of `record` by this replica's znode if the term is still `term`. The answer is
     Claimed or NotClaimed."""
 
@@ -174,7 +174,7 @@ class RemoveStale:
 
 
 @dataclass(frozen=True, slots=True)
-class GiveBack:
+class Resign:
     """Command to delete this replica's leader znode if it exists."""
 
 
@@ -215,9 +215,9 @@ Command = (
     PublishAndRank
     | WakeAt
     | Claim
-    | Succeed
+    | ReplaceLeader
     | RemoveStale
-    | GiveBack
+    | Resign
     | OpenAsLeader
     | AbandonOpening
     | EndLead

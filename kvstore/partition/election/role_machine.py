@@ -1,14 +1,14 @@
 """Decides the role of one replica, on its way to the lead and back. Decides only; replica.py carries out the commands.
 
-    FOLLOWING ──no leader──> STANDING ──its turn──> CLAIMING ──won──> OPENING ──served its first record──> SERVING
-        ^          ^            │                      │                 │                                    │
-        └──────────┴── another leads / lost the race ──┴── gave it back ─┴────────────── fenced ──────────────┘
+    FOLLOWING ──no leader──> CANDIDATE ──its turn──> CLAIMING ──won──> OPENING ──served its first record──> SERVING
+        ^          ^            │                       │                │                                    │
+        └──────────┴── another leads / lost the race ───┴─── resigned ───┴────────────── fenced ──────────────┘
 
     SERVING ──released for a successor──> YIELDING ──its znode is there──> FOLLOWING
                                              └───it did not take over──> CLAIMING
 
-STANDING is the role of a candidate that waits for its turn. The znode never stops a leader. A leader that serves and
-finds its znode gone claims it again. A leader that finds another replica's znode continues until it is fenced, because
+A CANDIDATE waits for its turn to claim the znode. The znode never stops a leader. A leader that serves and finds its
+znode gone claims it again. A leader that finds another replica's znode continues until it is fenced, because
 until then no other replica can have acknowledged anything (docs/protocol.md, Election).
 """
 
@@ -34,12 +34,11 @@ from kvstore.partition.election.role_events import (
     Barred,
     Claim,
     Claimed,
+    ClockJudged,
     Command,
-    Dated,
     EndLead,
     Event,
     FollowLeader,
-    GiveBack,
     LeadEnded,
     LeaderLost,
     LeaderRead,
@@ -54,8 +53,9 @@ from kvstore.partition.election.role_events import (
     Ranked,
     ReadLeaderZnode,
     RemoveStale,
+    ReplaceLeader,
+    Resign,
     StopReplica,
-    Succeed,
     Tick,
     WakeAt,
     Yielded,
@@ -67,7 +67,7 @@ class ReplicaRole(Enum):
     """The role of a replica; the module's diagram shows the transitions."""
 
     FOLLOWING = auto()
-    STANDING = auto()
+    CANDIDATE = auto()
     CLAIMING = auto()
     OPENING = auto()
     SERVING = auto()
@@ -75,7 +75,7 @@ class ReplicaRole(Enum):
     STOPPED = auto()
 
 
-_LEADING = (ReplicaRole.STANDING, ReplicaRole.CLAIMING, ReplicaRole.OPENING, ReplicaRole.SERVING)
+_LEADING = (ReplicaRole.CANDIDATE, ReplicaRole.CLAIMING, ReplicaRole.OPENING, ReplicaRole.SERVING)
 """Roles that a barred replica never has."""
 _GRACE_S = {Incumbent.GONE: 0.0, Incumbent.SILENT: SILENT_GRACE_S, Incumbent.SERVES: INCUMBENT_GRACE_S}
 
@@ -138,8 +138,8 @@ class RoleMachine:
                 return self._not_taken()
             case Offered(record, term):
                 return self._offered(record, term)
-            case Barred() | Dated():
-                return self._bar(event.is_barred, now) if isinstance(event, Barred) else self._dated(event.may_lead)
+            case Barred() | ClockJudged():
+                return self._bar(event.is_barred, now) if isinstance(event, Barred) else self._judged(event.may_lead)
             case StopReplica():
                 return self._stop()
             case _:
@@ -164,7 +164,7 @@ class RoleMachine:
         if self.role is ReplicaRole.SERVING:
             return [Prove()]
         if (
-            self.role in (ReplicaRole.STANDING, ReplicaRole.CLAIMING)
+            self.role in (ReplicaRole.CANDIDATE, ReplicaRole.CLAIMING)
             and self._replaces is not None
             and record == self._replaces[0]
         ):
@@ -179,13 +179,13 @@ class RoleMachine:
     def _own_read(self, is_passing: bool) -> list[Command]:
         if self.role in (ReplicaRole.OPENING, ReplicaRole.SERVING):
             return [Claim()] if is_passing else []  # before it vanishes, so that no other replica sees that
-        return [] if self.role in (ReplicaRole.CLAIMING, ReplicaRole.YIELDING) else [GiveBack()]
+        return [] if self.role in (ReplicaRole.CLAIMING, ReplicaRole.YIELDING) else [Resign()]
 
     # docs/protocol.md P23
     def _no_leader(self, now: float) -> list[Command]:
         if self.role in (ReplicaRole.SERVING, ReplicaRole.OPENING):
             return [Claim()]  # the session was lost, the lead was not
-        if self.role in (ReplicaRole.STANDING, ReplicaRole.CLAIMING):
+        if self.role in (ReplicaRole.CANDIDATE, ReplicaRole.CLAIMING):
             return []
         self._has_led = False
         commands = self._follow(None)
@@ -193,13 +193,13 @@ class RoleMachine:
             return commands
         if now < self._out_until:
             return [*commands, WakeAt(self._out_until)]
-        self.role, self._replaces = ReplicaRole.STANDING, None
+        self.role, self._replaces = ReplicaRole.CANDIDATE, None
         self._claim_at = inf
         return [*commands, PublishAndRank()]
 
     # docs/protocol.md P25, P41
     def _ranked(self, rank: int, incumbent: Incumbent, is_fit: bool, now: float) -> list[Command]:
-        if self.role is not ReplicaRole.STANDING:
+        if self.role is not ReplicaRole.CANDIDATE:
             return []
         if self._replaces is not None:
             if not is_fit:
@@ -228,27 +228,27 @@ class RoleMachine:
             return []
         if self.is_barred or not self._may_lead or now < self._out_until:
             return []
-        self.role, self._replaces, self._record = ReplicaRole.STANDING, (record, term), None
+        self.role, self._replaces, self._record = ReplicaRole.CANDIDATE, (record, term), None
         self._claim_at = inf
         return [*self._follow(None), PublishAndRank(asks=False)]
 
     # docs/protocol.md P25
     def _tick(self, now: float) -> list[Command]:
-        if self.role is ReplicaRole.STANDING:
+        if self.role is ReplicaRole.CANDIDATE:
             if now < self._claim_at:  # the timer's clock may run ahead of the boot-time clock by a little
                 return [] if isinf(self._claim_at) else [WakeAt(self._claim_at)]
             if self._asks_again:
                 self._claim_at = inf
                 return [PublishAndRank()]
             self.role = ReplicaRole.CLAIMING
-            return [Claim() if self._replaces is None else Succeed(*self._replaces)]
+            return [Claim() if self._replaces is None else ReplaceLeader(*self._replaces)]
         if self.role is ReplicaRole.FOLLOWING and self.leader is None:
             return [ReadLeaderZnode()]
         return []
 
     def _claimed(self) -> list[Command]:
         if self.role is not ReplicaRole.CLAIMING:
-            return [] if self.role in (ReplicaRole.OPENING, ReplicaRole.SERVING) else [GiveBack()]
+            return [] if self.role in (ReplicaRole.OPENING, ReplicaRole.SERVING) else [Resign()]
         self.role, self._has_led = ReplicaRole.OPENING, True
         return [OpenAsLeader()]
 
@@ -276,21 +276,21 @@ class RoleMachine:
             return []
         if self.is_barred or not self._may_lead:
             self.role = ReplicaRole.FOLLOWING
-            return [GiveBack(), *self._follow(None)]
+            return [Resign(), *self._follow(None)]
         self.role, self._replaces = ReplicaRole.CLAIMING, None
         return [*self._follow(None), Claim()]
 
     def _offered(self, record: LeaderRecord, term: int) -> list[Command]:
-        if self.role not in (ReplicaRole.FOLLOWING, ReplicaRole.STANDING) or self.is_barred or not self._may_lead:
+        if self.role not in (ReplicaRole.FOLLOWING, ReplicaRole.CANDIDATE) or self.is_barred or not self._may_lead:
             return []
         self.role, self._replaces = ReplicaRole.CLAIMING, (record, term)
-        return [*self._follow(self._me), Succeed(record, term)]
+        return [*self._follow(self._me), ReplaceLeader(record, term)]
 
-    def _dated(self, may_lead: bool) -> list[Command]:
+    def _judged(self, may_lead: bool) -> list[Command]:
         """Note whether the clock allows leading. A replica that leads, or is about to, gives the lead up by itself
         (docs/protocol.md, P29)."""
         self._may_lead = may_lead
-        if not may_lead and self.role is ReplicaRole.STANDING:
+        if not may_lead and self.role is ReplicaRole.CANDIDATE:
             self.role = ReplicaRole.FOLLOWING
         return [ReadLeaderZnode()] if may_lead else []
 
@@ -306,7 +306,7 @@ class RoleMachine:
         if has_failed:
             self._out_until = now + OUT_S[min(self._failures, len(OUT_S) - 1)]
             self._failures += 1
-        return [GiveBack(), FollowLeader(None), WakeAt(max(now, self._out_until)), ReadLeaderZnode()]
+        return [Resign(), FollowLeader(None), WakeAt(max(now, self._out_until)), ReadLeaderZnode()]
 
     def _bar(self, is_barred: bool, now: float) -> list[Command]:
         self.is_barred = is_barred
@@ -316,14 +316,14 @@ class RoleMachine:
             return [EndLead(), *self._step_back(now, has_failed=False)]
         if self.role is ReplicaRole.OPENING:
             return [AbandonOpening(), *self._step_back(now, has_failed=True)]
-        if self.role in (ReplicaRole.STANDING, ReplicaRole.CLAIMING):  # a claim that is won after this is given back
+        if self.role in (ReplicaRole.CANDIDATE, ReplicaRole.CLAIMING):  # a claim that is won after this is resigned
             self.role = ReplicaRole.FOLLOWING
         return []
 
     def _stop(self) -> list[Command]:
         abandoned: list[Command] = [AbandonOpening()] if self.role is ReplicaRole.OPENING else []
         self.role = ReplicaRole.STOPPED
-        return [*abandoned, GiveBack()]
+        return [*abandoned, Resign()]
 
     def _follow(self, server: ServerId | None) -> list[Command]:
         if server == self.leader:

@@ -17,34 +17,34 @@ class ResultDelivery:
     """Delivers results to sinks, and keeps track of the sinks that have to be flushed."""
 
     def __init__(self) -> None:
-        self.given = 0
+        self.delivered = 0
         self.refused = 0
         self.redirect_by: Redirect | None = None
         """Sends an operation whose key belongs to another partition there. If None, the sink receives Moved."""
         self.sinks: dict[int, Sink] = {}
         """Sinks that have received a result since the last `flush`."""
         self.refusals: list[Reply] = []
-        """Refusals that the next `give_refusals` delivers."""
+        """Refusals that the next `deliver_refusals` delivers."""
 
     def refuse(self, sink: Sink, token: int, error: StoreError) -> None:
-        """Queue an error for `give_refusals`, because no sink may be called from inside `submit`."""
+        """Queue an error for `deliver_refusals`, because no sink may be called from inside `submit`."""
         self.refused += 1
         self.refusals.append((sink, token, error))
 
-    def give_refusals(self) -> None:
+    def deliver_refusals(self) -> None:
         """Deliver the errors queued by `refuse`."""
         refusals, self.refusals = self.refusals, []
-        self.give_all(refusals)
+        self.deliver_all(refusals)
 
-    def give(self, sink: Sink, token: int, result: Result | StoreError) -> None:
-        self.given += 1
+    def deliver(self, sink: Sink, token: int, result: Result | StoreError) -> None:
+        self.delivered += 1
         self.sinks[id(sink)] = sink
         sink.complete(token, result)
 
-    def give_all(self, replies: list[Reply]) -> None:
+    def deliver_all(self, replies: list[Reply]) -> None:
         """Deliver many results. Consecutive results for the same sink are delivered in one call."""
         count = len(replies)
-        self.given += count
+        self.delivered += count
         begin = 0
         while begin < count:
             sink, token, result = replies[begin]
@@ -62,12 +62,12 @@ class ResultDelivery:
     def fail_all(self, items: Iterable[tuple[Op, Sink, int]], error: StoreError) -> None:
         """Deliver the same error to many operations."""
         for _, sink, token in items:
-            self.give(sink, token, error)
+            self.deliver(sink, token, error)
 
     def redirect(self, op: Op, sink: Sink, token: int, moved: Moved) -> None:
         """Pass the operation on to the partition that owns its key."""
         if self.redirect_by is None:
-            self.give(sink, token, moved)
+            self.deliver(sink, token, moved)
         else:
             self.redirect_by(op, sink, token, moved)
 
@@ -90,7 +90,7 @@ class NextTurnDelivery:
     def __init__(self) -> None:
         self._results: list[Reply] = []
 
-    def give(self, sink: Sink, token: int, result: Result | StoreError) -> None:
+    def deliver(self, sink: Sink, token: int, result: Result | StoreError) -> None:
         """Deliver the result on the next turn of the event loop. Results are delivered in the order of the calls."""
         if not self._results:
             asyncio.get_running_loop().call_soon(self._notify)
@@ -99,7 +99,7 @@ class NextTurnDelivery:
     def _notify(self) -> None:
         answers, results = ResultDelivery(), self._results
         self._results = []
-        answers.give_all(results)
+        answers.deliver_all(results)
         answers.flush()
 
 

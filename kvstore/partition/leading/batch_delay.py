@@ -47,14 +47,14 @@ class BatchDelay:
         self._cut_short = CUT_SHORT_MAX
         """Number of delays that have ended early since the last full delay."""
 
-    def begin(self, now: float, items: int, under_way: int, starved: float, *, is_pinned: bool = False) -> None:
-        """Record that an entry of `items` operations is sent, while `under_way` others are not acknowledged yet.
+    def begin(self, now: float, items: int, in_flight: int, starved: float, *, is_pinned: bool = False) -> None:
+        """Record that an entry of `items` operations is sent, while `in_flight` others are not acknowledged yet.
         `starved` is the fraction of time in which the event loop waits for a processor."""
         if self.last_took >= 0.0:
             self._took += (self.last_took - self._took) * SMOOTHING
             self.last_took = -1.0
         if self._has_held and now > self.ends - TICK_S:
-            present = _present(items, under_way)
+            present = _present(items, in_flight)
             self._expected = max(present, self._expected - (self._expected - present + 3) // 4)
             self._cut_short = 0
         self._has_held = False
@@ -69,14 +69,14 @@ class BatchDelay:
         self.ends = 0.0
         self._has_held = False
 
-    def left(self, now: float, items: int, size: int, under_way: int) -> float:
+    def left(self, now: float, items: int, size: int, in_flight: int) -> float:
         """Return how many more seconds the queued operations should wait; 0 if they should be sent now. `items` and
-        `size` are the number and bytes of the queued operations. `under_way` is the number of operations in entries
+        `size` are the number and bytes of the queued operations. `in_flight` is the number of operations in entries
         that are not acknowledged yet."""
         left = min(self.ends - now, DELAY_MAX_S)
         if left < TICK_S or items >= ENOUGH_ITEMS or size >= ENOUGH_BYTES:
             return 0.0
-        if (present := _present(items, under_way)) >= self._expected and self._cut_short < CUT_SHORT_MAX:
+        if (present := _present(items, in_flight)) >= self._expected and self._cut_short < CUT_SHORT_MAX:
             self._cut_short += 1
             self._expected = present
             return 0.0
@@ -84,7 +84,7 @@ class BatchDelay:
         return left
 
 
-def _present(items: int, under_way: int) -> int:
+def _present(items: int, in_flight: int) -> int:
     """Return how many operations are here. Those in flight count only if they are many: their entries are large enough,
     and the disks would be idle if the next one waited for them."""
-    return items + (under_way if under_way >= ENOUGH_ITEMS else 0)
+    return items + (in_flight if in_flight >= ENOUGH_ITEMS else 0)

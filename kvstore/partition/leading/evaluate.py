@@ -17,7 +17,7 @@ from kvstore.errors import Moved, NotYetRaised, Overloaded, RequestExpired, Stor
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.namespaces import Meter
 from kvstore.partition.config import PartitionConfig
-from kvstore.partition.leading.foreseen import Foreseen
+from kvstore.partition.leading.lock_table import LockTable
 from kvstore.partition.leading.plain_puts import evaluate_batched, put_all
 from kvstore.partition.leading.prepare import TransactionRules
 from kvstore.partition.leading.range_delete import (
@@ -89,13 +89,13 @@ class Decided(msgspec.Struct, frozen=True):
     did not fit into the entry."""
     frozen: list[Item]
     """Operations on a frozen range, which accepts no writes at the moment."""
-    away: list[tuple[Item, Moved]]
+    moved: list[tuple[Item, Moved]]
     """Operations on keys that another partition owns, each with its Moved error."""
     locked: Sequence[Item] = ()
     """Writes on keys that a transaction holds. They wait until it has ended."""
-    early: Sequence[Item] = ()
+    awaiting_mark: Sequence[Item] = ()
     """Records of transactions that wait for a pin that this partition has not taken yet."""
-    spread: Sequence[Item] = ()
+    distributed: Sequence[Item] = ()
     """Transactions that begin here and have keys of other partitions."""
     needs_proof: bool = False
     """True if the replies may be delivered only behind an append that is sent from now on, even if the batch changes
@@ -108,16 +108,16 @@ class Evaluator:
     def __init__(self, state: ReplicaState, epoch: int, config: PartitionConfig, serving_ranges: ServingRanges) -> None:
         self._serving_ranges = serving_ranges
         self._frozen: list[Item] = []
-        self._away: list[tuple[Item, Moved]] = []
+        self._moved: list[tuple[Item, Moved]] = []
         self._locked: list[Item] = []
-        self._spread: list[Item] = []
-        self._early: list[Item] = []
+        self._distributed: list[Item] = []
+        self._awaiting_mark: list[Item] = []
         self.needs_proof = False
-        self.foreseen = Foreseen(state)
-        self.transactions = TransactionRules(self, state, serving_ranges, self.foreseen)
+        self.lock_table = LockTable(state)
+        self.transactions = TransactionRules(self, state, serving_ranges, self.lock_table)
         self._state, self._epoch, self._config, self._hash = state, epoch, config, state.hash
         self._overlay = Overlay()
-        self.usage = Usage(state, epoch, self._overlay, self.foreseen)
+        self.usage = Usage(state, epoch, self._overlay, self.lock_table)
         self._next_seq = state.seq + 1
         self.mark = state.mark
         """The highest number of a pin in the log, with entries in flight."""
@@ -183,11 +183,11 @@ class Evaluator:
         entry's changes of intents and decisions."""
         return self._overlay.layers.popleft().transactions
 
-    def foresee_again(self) -> None:
+    def rebuild_lock_table(self) -> None:
         """Take the intents and decisions from the state again, because a record about tokens has been applied. The
         writes that wait at intents must be evaluated again."""
-        self.foreseen.release()
-        self.foreseen.rebuild(self._overlay.layers)
+        self.lock_table.release()
+        self.lock_table.rebuild(self._overlay.layers)
 
     # docs/protocol.md P7
     def evaluate(self, items: list[Item], date_ms: int) -> Decided:
@@ -200,8 +200,8 @@ class Evaluator:
         draft.meter = self._meter = self.usage.meter() if self._prefixes else None
         replies: list[Reply] = []
         rest: list[Item] = []
-        self._frozen, self._away, self._begun = [], [], []
-        self._locked, self._spread, self._early, self.needs_proof = [], [], [], False
+        self._frozen, self._moved, self._begun = [], [], []
+        self._locked, self._distributed, self._awaiting_mark, self.needs_proof = [], [], [], False
         try:
             decided, self._reading.left = 0, ENTRY_READ_MAX
             while decided < len(items):
@@ -214,11 +214,11 @@ class Evaluator:
         except Exception:
             for sink in self._begun:  # it has not begun: it is evaluated again
                 sink.forget()
-            self.foreseen.undo(draft.layer.transactions)
+            self.lock_table.undo(draft.layer.transactions)
             for op, _, _ in self._locked:
-                self.foreseen.stop_waiting(op)
-            for op, _, _ in self._spread:
-                self.foreseen.unclaim(op)
+                self.lock_table.stop_waiting(op)
+            for op, _, _ in self._distributed:
+                self.lock_table.unclaim(op)
             for op, _, _ in items:
                 if isinstance(op, Decide) and op.running is not None:
                     op.running.is_sent = False
@@ -229,10 +229,10 @@ class Evaluator:
             replies,
             rest,
             self._frozen,
-            self._away,
+            self._moved,
             locked=self._locked,
-            early=self._early,
-            spread=self._spread,
+            awaiting_mark=self._awaiting_mark,
+            distributed=self._distributed,
             needs_proof=self.needs_proof,
         )
 
@@ -247,7 +247,7 @@ class Evaluator:
             return None
         if self._prefixes and key.startswith(self._prefixes):
             return None  # it is metered
-        if self.foreseen.locks and key in self.foreseen.locks:
+        if self.lock_table.locks and key in self.lock_table.locks:
             return None
         if self._overlay.layers and self._overlay.touched_of([key]):
             return None
@@ -263,7 +263,7 @@ class Evaluator:
         made.keys, made.values, made.ages = [key], [value], [] if row is None else [seq - created]
         layer = Layer({key: (value, seq, created, time_ms, 0)})
         if request is not None:
-            made.requests = self._asked_alone(request, hash_at_hand(key, row_key), seq, time_ms, layer)
+            made.requests = self._single_request(request, hash_at_hand(key, row_key), seq, time_ms, layer)
             if made.requests is None:
                 return None
         self._check(made, now=False)
@@ -272,7 +272,7 @@ class Evaluator:
         self._overlay.layers.append(layer)
         return Decided(NextEntry(made, payload, [row_key]), [(sink, token, seq)], [], [], [])
 
-    def _asked_alone(
+    def _single_request(
         self, request: RequestId, hash_of_key: int, seq: int, time_ms: int, layer: Layer
     ) -> Requests | None:
         """Return the request columns of a single new request whose result is `seq`, and record the request in `layer`.
@@ -303,7 +303,7 @@ class Evaluator:
             NOTHING if self._serving_ranges.blocked_keys else self._serving_ranges.writable
         )  # NOTHING: each operation is evaluated on its own
         slices, holds_row = writable.slices, writable.holds_row
-        locks = self.foreseen.locks
+        locks = self.lock_table.locks
         is_locked = bool(locks) and not locks.keys().isdisjoint(keys)
         if len(items) >= BATCHED_MIN and not metered and not is_locked and writable.holds_rows(data_keys):
             ops, sinks, tokens = zip(*items, strict=True)
@@ -337,7 +337,7 @@ class Evaluator:
             if isinstance(op, DeleteRange):
                 result = self._reap(op.keys, item, rest) if isinstance(op, Reap) else self._delete_range(op, item, rest)
             else:
-                result = self._decide(op, item, row_key)
+                result = self._evaluate_one(op, item, row_key)
             if result is not UNTOUCHED:
                 if op.__class__ is Prepare and self.transactions.prepared is not None:
                     sink = self.transactions.prepared.sink(sink)
@@ -440,7 +440,7 @@ class Evaluator:
         """Delete the keys that are past their expiry. If a key may not be written now, a note in the entry advances
         record time past the expiry instead. Return UNTOUCHED if the operation continues in the next batch."""
         may_write = self._serving_ranges.may_write
-        by_key = self.foreseen.intents.by_key
+        by_key = self.lock_table.intents.by_key
         for place, key in enumerate(keys):
             if self._reading.left <= 0 and place:
                 rest.append((Reap(keys=keys[place:]), *item[1:]))
@@ -457,7 +457,7 @@ class Evaluator:
         """Return True if the record is owned. Otherwise put the operation aside and return False."""
         if self._serving_ranges.may_read(row_key):
             return True
-        self._away.append((item, self._serving_ranges.moved(row_key)))
+        self._moved.append((item, self._serving_ranges.moved(row_key)))
         return False
 
     # docs/protocol.md Tx13
@@ -466,13 +466,13 @@ class Evaluator:
         False."""
         if mark <= self.mark:
             return True
-        self._early.append(item)
+        self._awaiting_mark.append(item)
         return False
 
     # docs/protocol.md Tx9
     def _is_free(self, item: Item) -> bool:
         """Return True if no transaction holds a key of the write. Otherwise put the write aside and return False."""
-        locks, op = self.foreseen.locks, item[0]
+        locks, op = self.lock_table.locks, item[0]
         keys = [each.key for each in op.ops] or [op.key]
         if locks.keys().isdisjoint(keys):
             return True
@@ -482,12 +482,12 @@ class Evaluator:
     def wait(self, item: Item, keys: Collection[bytes]) -> None:
         """Put an operation aside until a transaction has ended, and lock these keys meanwhile."""
         if keys:
-            self.foreseen.wait(item[0], keys)
+            self.lock_table.wait(item[0], keys)
         else:
-            self.foreseen.wait_without_place()
+            self.lock_table.wait_without_place()
         self._locked.append(item)
 
-    def is_kept(self, item: Item, keys: list[bytes]) -> bool:
+    def is_writable(self, item: Item, keys: list[bytes]) -> bool:
         """Return True if all records at `keys` are owned and take writes. Otherwise put the operation aside and return
         False."""
         op, serving_ranges = item[0], self._serving_ranges
@@ -495,14 +495,14 @@ class Evaluator:
             return True
         for each in keys:
             if not serving_ranges.may_read(each):
-                self._away.append((item, serving_ranges.moved(each)))
+                self._moved.append((item, serving_ranges.moved(each)))
                 return False
         if op.ops:  # later operations on its keys wait behind the batch
             serving_ranges.blocked_keys.update(keys)
         self._frozen.append(item)
         return False
 
-    def _decide(self, op: Op, item: Item, row_key: bytes) -> Result | StoreError:
+    def _evaluate_one(self, op: Op, item: Item, row_key: bytes) -> Result | StoreError:
         """Return the result of any operation but DELETE_RANGE and REAP, or the error that refuses it; UNTOUCHED if the
         operation is put aside."""
         request, batch = op.request, op if op.ops else None
@@ -517,9 +517,9 @@ class Evaluator:
             if (rule := self.transactions.by_class.get(op.__class__)) is not None:
                 return rule(op, item, row_key)
             row_keys = [row_key] if batch is None else [data_key(self._hash, each.key) for each in batch.ops]
-            if op.__class__ is Transact and self._is_spread(op, item, row_key, row_keys):
+            if op.__class__ is Transact and self._is_distributed(op, item, row_key, row_keys):
                 return UNTOUCHED
-            if not self.is_kept(item, row_keys) or (self.foreseen.locks and not self._is_free(item)):
+            if not self.is_writable(item, row_keys) or (self.lock_table.locks and not self._is_free(item)):
                 return UNTOUCHED
             if batch is not None:
                 self._reading.left -= LOOKUP_BYTES * len(row_keys)
@@ -542,7 +542,7 @@ class Evaluator:
         return result
 
     # docs/protocol.md Tx2
-    def _is_spread(self, op: Op, item: Item, row_key: bytes, row_keys: list[bytes]) -> bool:
+    def _is_distributed(self, op: Op, item: Item, row_key: bytes, row_keys: list[bytes]) -> bool:
         """Return True, and put the transaction aside, if its home key is owned here and other keys of it are not."""
         assert isinstance(op, Transact)
         serving_ranges = self._serving_ranges
@@ -552,7 +552,7 @@ class Evaluator:
         if not serving_ranges.may_write(row_key):
             self._frozen.append(item)
         elif self.transactions.begin(op, item):
-            self._spread.append(item)
+            self._distributed.append(item)
         return True
 
     def known(self, request: RequestId, hash_of_key: int) -> Result:
@@ -587,7 +587,7 @@ class Evaluator:
             return result
         remembered = self._state.retries.find(request, hash_of_key, time_ms)
         if remembered is None:
-            self._state.retries.admit(request, time_ms, *self._overlay.results_under_way(client, layer))
+            self._state.retries.admit(request, time_ms, *self._overlay.results_in_flight(client, layer))
             return UNTOUCHED
         return remembered if isinstance(remembered, int) else decode_result(remembered)
 
@@ -614,15 +614,15 @@ class Evaluator:
         if assigned is not None and not serving_ranges.readable.covers_all(assigned):
             if so_far is not None:
                 return ELSEWHERE
-            self._away.append((item, ELSEWHERE))
+            self._moved.append((item, ELSEWHERE))
             return UNTOUCHED
         tokens = assigned or serving_ranges.writable
-        if self.foreseen.locks and (locked := self.foreseen.locked_between(start, end, tokens)):
+        if self.lock_table.locks and (locked := self.lock_table.locked_between(start, end, tokens)):
             self.wait(item, locked)
             return UNTOUCHED
         stored, following = keys_in(self._state, start, end, RANGE_KEYS_MAX, tokens)
-        under_way = written_between(self._overlay, self.draft, start, following or end or None, tokens)
-        keys, following = cut(sorted({*stored, *under_way}), following, self.draft.size)
+        in_flight = written_between(self._overlay, self.draft, start, following or end or None, tokens)
+        keys, following = cut(sorted({*stored, *in_flight}), following, self.draft.size)
         found = self._reading.read(keys)
         if len(found) < len(keys):
             keys, following = keys[: len(found)], keys[len(found)]

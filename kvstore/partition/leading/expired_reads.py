@@ -81,7 +81,7 @@ class ExpiredReads:
         self.count -= len(late)
         error = Unavailable(f"partition {self._partition}: the delete of an expired key was not logged in time")
         for _, _, (_, sink, token) in late:
-            self._answers.give(sink, token, error)
+            self._answers.deliver(sink, token, error)
 
     # docs/protocol.md P4
     def rise(self, record_time_ms: int) -> None:

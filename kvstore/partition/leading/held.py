@@ -112,7 +112,7 @@ class HeldReads:
         if self.count < self._most:
             return False
         self.passed(read)
-        self._answers.give(read[1], read[2], Overloaded(f"{self.count} reads wait for transactions; retry later"))
+        self._answers.deliver(read[1], read[2], Overloaded(f"{self.count} reads wait for transactions; retry later"))
         return True
 
     def _between(self, start: bytes, end: bytes, first: int, now_ms: int, readable: Tokens) -> list[Intent]:

@@ -46,16 +46,16 @@ from kvstore.partition.leading.batch_delay import BatchDelay
 from kvstore.partition.leading.entry_in_flight import ALL_IN_FLIGHT_MAX, EntryInFlight, check_capacity, note_slow
 from kvstore.partition.leading.evaluate import Decided, Evaluator, NextEntry
 from kvstore.partition.leading.leader_reads import LeaderReads
-from kvstore.partition.leading.observed import Observed
 from kvstore.partition.leading.prepare import mark_of
 from kvstore.partition.leading.prepared_answers import PreparedAnswers
 from kvstore.partition.leading.queue import Arrived, QueuedBatch
 from kvstore.partition.leading.range_delete import Reap
 from kvstore.partition.leading.read_lease import ReadLease
-from kvstore.partition.leading.record_time import LeadClock
+from kvstore.partition.leading.record_time import LeaderClock
 from kvstore.partition.leading.serving_ranges import ServingRanges
 from kvstore.partition.leading.sweeping import Sweeper
 from kvstore.partition.leading.traced import trace_entry, traced_step
+from kvstore.partition.leading.unlogged_answers import UnloggedAnswers
 from kvstore.partition.leading.waiting import WaitingWrites
 from kvstore.partition.state.commands import Get, Op, Reply, Resolve, Result, Sink, Transact
 from kvstore.partition.state.engine import BEHIND_S
@@ -93,7 +93,7 @@ class Leader:
         """`state` must have applied the log up to its recovered end."""
         self.serving = False
         self.epoch = log.epoch
-        env = replace(env, clock=LeadClock(env.clock, state))
+        env = replace(env, clock=LeaderClock(env.clock, state))
         self._env, self._config, self._state, self._log = env, config, state, log
         self._on_stopped = on_stopped
         self._slow, self._slow_s = env.slow, env.slow.limit_s
@@ -116,9 +116,9 @@ class Leader:
         self._in_flight: deque[EntryInFlight] = deque()
         self._is_releasing = False
         """True once the release record has been sent."""
-        self._observed = Observed(config)
+        self._unlogged = UnloggedAnswers(config)
         self._batch_delay = BatchDelay()
-        self._under_way = 0
+        self._operations_in_flight = 0
         """Number of operations in flight."""
         self._idle: asyncio.Future[None] | None = None
         """Done when nothing is queued, in flight or waiting. Exists only while a release waits for that."""
@@ -129,7 +129,7 @@ class Leader:
         self._deadlines, self._next_turn = Alarm(self._loop, self._expire), Alarm(self._loop, self._wake)
         self._mark_due = Alarm(self._loop, self._log_mark)
         self._withheld = Alarm(self._loop, lambda: self._prepared.expire())
-        self._prepared = PreparedAnswers(env.clock.now, self._give_later, self._withheld.set)
+        self._prepared = PreparedAnswers(env.clock.now, self._deliver_later, self._withheld.set)
         self._entries = self._mutations = self._pauses = 0
 
     def statistics(self) -> dict[str, Any]:
@@ -138,7 +138,7 @@ class Leader:
             "epoch": self.epoch,
             "entries": self._entries,
             "mutations": self._mutations,
-            "answers": self._answers.given,
+            "answers": self._answers.delivered,
             "refused": self._answers.refused,
             "pauses": self._pauses,
             "queued": len(self._queue),
@@ -200,7 +200,7 @@ class Leader:
             self._env.clock.now,
             self._owns,
             self._queue_own,
-            self._give_later,
+            self._deliver_later,
             self._unclaim,
             self._slow,
             traced_step,
@@ -263,13 +263,13 @@ class Leader:
         self._mark_due.cancel()
         self._withheld.cancel()
         while self._in_flight:
-            self._answers.give_all(lost(self._in_flight.popleft().replies, self._state.partition))
-        self._answers.give_all(lost(self._observed.take_all(), self._state.partition))
+            self._answers.deliver_all(lost(self._in_flight.popleft().replies, self._state.partition))
+        self._answers.deliver_all(lost(self._unlogged.take_all(), self._state.partition))
         self._answers.fail_all(self._waiting.take_all(), NotLeader(self._state.partition))
         self.reads.stop(NotLeader(self._state.partition))
         if self._idle is not None and not self._idle.done():
             self._idle.set_exception(reason)
-        self._answers.give_refusals()
+        self._answers.deliver_refusals()
         self._answers.flush()
 
     # docs/protocol.md P9
@@ -300,11 +300,11 @@ class Leader:
         if isinstance(record, MarkRecord):
             if record.number:  # what still waits, waits for a later pin
                 self._mark_due.cancel()
-            self._waiting.advance()
+            self._waiting.requeue_awaiting_mark()
             self._wake()
         if isinstance(record, Release):
             self._waiting.unfreeze()
-            self._take_other_tokens()
+            self._ownership_changed()
             self._wake()
         return await logged.done
 
@@ -315,7 +315,7 @@ class Leader:
 
     def redirect_moved(self) -> None:
         """Redirect the waiting operations whose keys now belong to another partition."""
-        self._evaluator.foreseen.release()
+        self._evaluator.lock_table.release()
         self._answers.redirect_all(self._waiting.redirect_moved(self.serving_ranges, self._env.clock.now()))
         self._answers.flush()
 
@@ -354,7 +354,7 @@ class Leader:
         """Process everything that has arrived in this turn of the event loop."""
         self._turn_is_due = False
         if self._answers.refusals:
-            self._answers.give_refusals()
+            self._answers.deliver_refusals()
         if self._stopped is None:
             now = self._env.clock.now()
             try:
@@ -379,17 +379,17 @@ class Leader:
             self.reads,
             self._queue,
         )
-        observed = self._observed
-        if self._evaluator.foreseen.is_freed:  # by an attempt that has ended
+        unlogged = self._unlogged
+        if self._evaluator.lock_table.is_freed:  # by an attempt that has ended
             self._unlock()
         has_capacity = len(self._in_flight) < entries_max and self._stopped is None
         is_wanted = has_capacity and reads.may_want_append and reads.wants_append()
-        while queue.bytes and len(self._in_flight) < entries_max and self._stopped is None and not observed.is_full:
+        while queue.bytes and len(self._in_flight) < entries_max and self._stopped is None and not unlogged.is_full:
             if self._state.engine.is_behind():
                 self._pause()
                 break
             if now < self._batch_delay.ends and self._idle is None and not is_wanted:
-                left = self._batch_delay.left(now, len(queue), queue.bytes, self._under_way)
+                left = self._batch_delay.left(now, len(queue), queue.bytes, self._operations_in_flight)
                 if left and not self._is_awaited():
                     self._next_turn.set(left)
                     break
@@ -404,8 +404,8 @@ class Leader:
             if has_capacity and (reads.wants_append() or is_wanted):
                 self._append(self._evaluator.control(EntryKind.EMPTY, self._env.clock.date_ms()), [])
         waiting = self._waiting
-        is_any_waiting = queue.bytes or waiting.frozen.bytes or waiting.locked.bytes or waiting.early.bytes
-        is_any_waiting = is_any_waiting or observed.count or reads.expired.count or reads.held.count
+        is_any_waiting = queue.bytes or waiting.frozen.bytes or waiting.locked.bytes or waiting.awaiting_mark.bytes
+        is_any_waiting = is_any_waiting or unlogged.count or reads.expired.count or reads.held.count
         if (is_any_waiting or reads.may_want_append) and self._stopped is None:
             queue.stamp(now)
             self._deadlines.set(self._config.queue_wait_max_s / 4)
@@ -427,8 +427,8 @@ class Leader:
     def _send(self, taken: QueuedBatch) -> None:
         """Evaluate a batch, append its effects, and let the writes that have waited for its transactions continue."""
         self._evaluate(taken)
-        foreseen = self._evaluator.foreseen
-        if foreseen.is_freed and self._stopped is None:
+        lock_table = self._evaluator.lock_table
+        if lock_table.is_freed and self._stopped is None:
             self._unlock()
 
     def _evaluate(self, taken: QueuedBatch) -> None:
@@ -443,53 +443,57 @@ class Leader:
             self._send_one_by_one(taken, error)
             return
         now = self._env.clock.now()
-        if decided.rest or decided.frozen or decided.away:  # operations wait again, or go to another partition
+        if decided.rest or decided.frozen or decided.moved:  # operations wait again, or go to another partition
             self._queue.put_back(taken.arrived(decided.rest, now))
             refused = self._waiting.put_aside(taken.arrived(decided.frozen, now))
             self._answers.fail_all(refused, Overloaded(f"{len(self._waiting.frozen)} writes wait for a frozen range"))
-            self._answers.redirect_all(decided.away)
-        foreseen = self._evaluator.foreseen
-        if decided.early:
-            self._await_mark(taken.arrived([*decided.early], now))
-        if decided.locked or decided.spread or foreseen.met:
+            self._answers.redirect_all(decided.moved)
+        lock_table = self._evaluator.lock_table
+        if decided.awaiting_mark:
+            self._await_mark(taken.arrived([*decided.awaiting_mark], now))
+        if decided.locked or decided.distributed or lock_table.conflicting:
             self._settle_transactions(taken, decided)
         if decided.entry is not None:
             starved = 0.0 if decided.rest else self._env.starved()
             self._batch_delay.begin(
-                now, len(decided.replies), self._under_way, starved, is_pinned=bool(self._state.pinned_views.by_pin)
+                now,
+                len(decided.replies),
+                self._operations_in_flight,
+                starved,
+                is_pinned=bool(self._state.pinned_views.by_pin),
             )
             self._append(decided.entry, decided.replies, taken.arrivals[0][0])
         elif decided.needs_proof:
             self._append(self._evaluator.control(EntryKind.EMPTY, self._env.clock.date_ms()), decided.replies)
         elif self._in_flight:
-            self._observed.add(self._entries, taken, decided.replies)
+            self._unlogged.add(self._entries, taken, decided.replies)
         else:
-            self.reads.observe(decided.replies)
+            self.reads.deliver_unlogged(decided.replies)
 
     def _settle_transactions(self, taken: QueuedBatch, decided: Decided) -> None:
         """Let writes wait for transactions, ask about transactions that are in the way, and begin transactions."""
-        now, foreseen = self._env.clock.now(), self._evaluator.foreseen
+        now, lock_table = self._env.clock.now(), self._evaluator.lock_table
         refused = self._waiting.lock(taken.arrived([*decided.locked], now))
         for op, _, _ in refused:
-            foreseen.stop_waiting(op)
+            lock_table.stop_waiting(op)
         self._answers.fail_all(refused, Overloaded(f"{len(self._waiting.locked)} writes wait for transactions"))
         if self.transactor is not None:
             for op, _, _ in decided.locked:
-                self.transactor.wait_for(foreseen.standing(op))
-            self.transactor.wait_for(foreseen.met)
-        foreseen.met.clear()
-        for op, sink, token in decided.spread:
+                self.transactor.wait_for(lock_table.blocking_intents(op))
+            self.transactor.wait_for(lock_table.conflicting)
+        lock_table.conflicting.clear()
+        for op, sink, token in decided.distributed:
             assert isinstance(op, Transact)
             if self.transactor is None:
-                foreseen.unclaim(op)
+                lock_table.unclaim(op)
                 error = InvalidRequest(f"partition {self._state.partition} reaches no other partition")
-                self._answers.give(sink, token, error)
+                self._answers.deliver(sink, token, error)
             else:
                 self.transactor.begin(op, sink, token)
 
     def _unlock(self) -> None:
         """Evaluate the operations that wait for transactions again."""
-        self._evaluator.foreseen.release()
+        self._evaluator.lock_table.release()
         late = self._waiting.unlock(self._env.clock.now() - PREPARE_S)
         self._answers.fail_all(late, Conflict("another transaction held a key for too long; retry after a pause"))
         self._batch_delay.end()  # an operation that has waited for a transaction does not wait for more operations
@@ -498,20 +502,20 @@ class Leader:
     # docs/protocol.md Tx16
     def _unclaim(self, op: Transact) -> None:
         """Free home's own keys, because an attempt has ended."""
-        self._evaluator.foreseen.unclaim(op)
+        self._evaluator.lock_table.unclaim(op)
         self._wake()
 
     # docs/protocol.md Tx13
-    def _await_mark(self, early: list[Arrived]) -> None:
+    def _await_mark(self, arrived: list[Arrived]) -> None:
         """Let records of transactions wait until this partition has taken a pin that another one has taken."""
-        refused = self._waiting.delay(early)
+        refused = self._waiting.await_mark(arrived)
         self._answers.fail_all(refused, Overloaded("too many records of transactions wait for a pin"))
         self._mark_due.set(MARK_S)
 
     def _log_mark(self) -> None:
         """Log a MARK that keeps nothing, because the pin for which records wait has not come: its pinner may be dead.
         If the pin comes later, it is refused, and taken again under a higher number."""
-        number = max(map(mark_of, self._waiting.early.operations), default=0)
+        number = max(map(mark_of, self._waiting.awaiting_mark.operations), default=0)
         if self._stopped is not None or self._is_releasing or number <= self._evaluator.mark:
             return
         if len(self._in_flight) >= ALL_IN_FLIGHT_MAX:
@@ -519,7 +523,7 @@ class Leader:
             return
         record = MarkRecord("", 0, takes=False, number=number)
         self._append(self._evaluator.record(record, self._env.clock.date_ms()), [])
-        self._waiting.advance()
+        self._waiting.requeue_awaiting_mark()
         self._wake()
 
     def _send_one_by_one(self, taken: QueuedBatch, error: Exception) -> None:
@@ -550,7 +554,7 @@ class Leader:
                 *what,
                 exc_info=(RuntimeError, hidden, error.__traceback__),
             )
-            self._answers.give(sink, token, malformed(op, error))
+            self._answers.deliver(sink, token, malformed(op, error))
 
     def _put_back(self, single: list[QueuedBatch]) -> None:
         """Put batches of one operation each to the front of the queue."""
@@ -560,7 +564,7 @@ class Leader:
         if self._stopped is not None:
             raise NotLeader(self._state.partition)
         self._in_flight.append(EntryInFlight(made, replies, arrived))
-        self._under_way += len(replies)
+        self._operations_in_flight += len(replies)
         self._read_lease.send()
         self._entries += 1
         self._mutations += len(made.entry.keys)
@@ -582,11 +586,11 @@ class Leader:
             self._in_flight.appendleft(oldest)
             self._break(f"cannot apply entry {position}: {failure}", failure)
             return
-        self._under_way -= len(oldest.replies)
+        self._operations_in_flight -= len(oldest.replies)
         changes = self._evaluator.applied()
         if oldest.made.entry.control and self.serving_ranges.applied():
             self._waiting.unfreeze()
-            self._take_other_tokens()
+            self._ownership_changed()
             self._wake()
         self._read_lease.acknowledge(sent_at)
         now = self._env.clock.now()
@@ -595,12 +599,12 @@ class Leader:
             note_slow(self._slow, self._state.partition, oldest, sent_at, now)
         if self._traces.live:
             trace_entry(self._traces, self._state.partition, oldest, position, sent_at, now)
-        self._answers.give_all(oldest.replies)
+        self._answers.deliver_all(oldest.replies)
         try:
             if changes is not None:
                 self._note_transactions(changes)
-            if self._observed.count:
-                self.reads.observe(self._observed.take(self._entries - len(self._in_flight)))
+            if self._unlogged.count:
+                self.reads.deliver_unlogged(self._unlogged.take(self._entries - len(self._in_flight)))
             if self.reads.expired.count:
                 self.reads.expired.rise(self._state.record_time_ms)
             if self.reads.may_want_append:
@@ -620,10 +624,10 @@ class Leader:
             self.transactor.applied(changes)
 
     # docs/protocol.md Tx14
-    def _take_other_tokens(self) -> None:
+    def _ownership_changed(self) -> None:
         """Let everything that waits for transactions be evaluated again, and drop the attempts whose home key is gone,
         because the partition owns other tokens."""
-        self._evaluator.foresee_again()
+        self._evaluator.rebuild_lock_table()
         self._unlock()
         self.reads.held.release()
         if self.transactor is not None:
@@ -644,8 +648,8 @@ class Leader:
         if isinstance(error, NotEnoughBookies):
             # Nothing of this entry was sent, so it is definitely not done.
             oldest = self._in_flight.popleft()
-            observed = self._observed.take(self._entries - len(self._in_flight))
-            self._answers.give_all([(sink, token, error) for sink, token, _ in oldest.replies + observed])
+            unlogged = self._unlogged.take(self._entries - len(self._in_flight))
+            self._answers.deliver_all([(sink, token, error) for sink, token, _ in oldest.replies + unlogged])
         self.lose(self._log.lost or error)
 
     def _expire(self) -> None:
@@ -655,10 +659,10 @@ class Leader:
         self.reads.expire(before)
         why = f"partition {self._state.partition}: the write waited longer than queue_wait_max_s"
         late = self._waiting.take_older(before)
-        foreseen, locked = self._evaluator.foreseen, self._waiting.locked.take_older(before)
+        lock_table, locked = self._evaluator.lock_table, self._waiting.locked.take_older(before)
         for op, _, _ in locked:
-            foreseen.stop_waiting(op)
-        if foreseen.is_freed:
+            lock_table.stop_waiting(op)
+        if lock_table.is_freed:
             self._unlock()
         late += locked
         if late:
@@ -668,7 +672,7 @@ class Leader:
                 "leader", "refused", took, key=op.key, partition=self._state.partition, operations=many, queue=took
             )
         self._answers.fail_all(late, Unavailable(why))
-        self._answers.give_all(self._observed.take_older(before, Unavailable(why)))
+        self._answers.deliver_all(self._unlogged.take_older(before, Unavailable(why)))
         self._answers.flush()
         self._wake()
 
@@ -678,14 +682,14 @@ class Leader:
     def _queue_own(self, op: Op, sink: Sink, token: int) -> None:
         """Queue an operation of this leader's transactions in front of all others."""
         if self._stopped is not None or self._is_releasing:  # nothing may follow the release record
-            return self._give_later(sink, token, NotLeader(self._state.partition))
+            return self._deliver_later(sink, token, NotLeader(self._state.partition))
         self._queue.put_back([(self._env.clock.now(), (op, sink, token))])
         self._batch_delay.end()
         self._wake()
 
-    def _give_later(self, sink: Sink, token: int, result: Result | StoreError) -> None:
+    def _deliver_later(self, sink: Sink, token: int, result: Result | StoreError) -> None:
         """Deliver a result, and flush its sink at the latest in the next turn."""
-        self._answers.give(sink, token, result)
+        self._answers.deliver(sink, token, result)
         self._wake()
 
     def _reap(self, keys: list[bytes], sink: Sink) -> None:

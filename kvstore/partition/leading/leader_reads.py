@@ -92,7 +92,7 @@ class LeaderReads:
         """Number of waiting reads, without this turn's, when they were last counted."""
         self._renew = False
         self._at_once = AT_ONCE
-        self._share = AT_ONCE_LARGE
+        self._lines_per_turn = AT_ONCE_LARGE
         """Number of lines that the next turn reads from."""
 
     def __bool__(self) -> bool:
@@ -105,8 +105,8 @@ class LeaderReads:
     def _count_kept(self) -> int:
         """Count the reads that wait or are in progress, with this turn's arrivals. Reads that wait for transactions
         have their own limit."""
-        under_way = len(self._stepping) + self.expired.count
-        self._kept = self.lines.count + len(self._strict) + len(self._leaseless) + len(self._later) + under_way
+        in_flight = len(self._stepping) + self.expired.count
+        self._kept = self.lines.count + len(self._strict) + len(self._leaseless) + len(self._later) + in_flight
         return self._kept + len(self.arrived)
 
     # docs/protocol.md P18
@@ -138,7 +138,7 @@ class LeaderReads:
                 found = list(filter(None, rows))
                 if found and (max(map(_flags_of, found)) >= EXPIRES or max(map(len, found)) > NOW_BYTES):
                     return NOT_NOW
-                self._answers.given += len(rows)
+                self._answers.delivered += len(rows)
             else:  # a single GET takes 1.0 us here, and 2.8 us as one of many
                 row_key = pack_data_key(b"d", tokens[0]) + keys[0]
                 if readable.slices[row_key[1]] != WHOLE and not readable.holds(tokens[0]):
@@ -147,7 +147,7 @@ class LeaderReads:
                 if row is not None and (row[0] >= EXPIRES or len(row) > NOW_BYTES):
                     return NOT_NOW
                 rows = [row]
-                self._answers.given += 1
+                self._answers.delivered += 1
         except OSError:
             return NOT_NOW  # a submitted read ends the leadership
         return rows
@@ -165,10 +165,10 @@ class LeaderReads:
         arrived, self.arrived = self.arrived, []
         if self.lines.count:
             self.lines.add(arrived)
-            arrived = self.lines.take(self._share)
+            arrived = self.lines.take(self._lines_per_turn)
             for _, sink, token in self.lines.dropped:
-                self._answers.give(sink, token, Unavailable(_GONE))
-            self._share = min(2 * self._share, self._most)  # until values prove to be large again
+                self._answers.deliver(sink, token, Unavailable(_GONE))
+            self._lines_per_turn = min(2 * self._lines_per_turn, self._most)  # until values prove to be large again
         now = self._clock.now()
         leased = self._read_lease.has_lease(now)
         ready: list[Read] = []
@@ -181,13 +181,13 @@ class LeaderReads:
             except TypeError:
                 malformed = True
             if malformed:
-                self._answers.give(read[1], read[2], InvalidRequest(f"malformed operation {op.code}"))
+                self._answers.deliver(read[1], read[2], InvalidRequest(f"malformed operation {op.code}"))
                 continue
             if read.__class__ is Proved:
                 ready.append(read)
             elif seq > self._state.seq:
                 behind = f"partition {self._state.partition} is at {self._state.seq}, the client has seen {seq}"
-                self._answers.give(read[1], read[2], NotCaughtUp(behind))
+                self._answers.deliver(read[1], read[2], NotCaughtUp(behind))
             elif leased and level != _STRICT and level <= _SESSION:
                 ready.append(read)
             elif level > _SESSION:
@@ -204,11 +204,11 @@ class LeaderReads:
             self._wake()
         self._count_kept()
 
-    def observe(self, replies: list[Reply]) -> None:
+    def deliver_unlogged(self, replies: list[Reply]) -> None:
         """Deliver answers that were found in acknowledged state, as soon as a lease or a proof allows it."""
         now = self._clock.now()
         if self._read_lease.has_lease(now):
-            self._answers.give_all(replies)
+            self._answers.deliver_all(replies)
         else:
             self._leaseless.append(_UnprovedRead(self._read_lease.sent, now, None, replies))
             self.may_want_append = True
@@ -227,7 +227,7 @@ class LeaderReads:
                     self._note_slow(now - since, read, len(replies))
                 if read is not None:
                     into.append(read)
-                self._answers.give_all(replies)
+                self._answers.deliver_all(replies)
         if self.lines.count:  # earlier reads may be among them
             self.lines.add_proved([*strict, *ready])
             self._wake()
@@ -257,8 +257,8 @@ class LeaderReads:
                 late = waiting.popleft()
                 error = Unavailable(f"partition {self._state.partition}: no append was acknowledged in time")
                 if late.read is not None:
-                    self._answers.give(late.read[1], late.read[2], error)
-                self._answers.give_all(lost(late.replies, self._state.partition))
+                    self._answers.deliver(late.read[1], late.read[2], error)
+                self._answers.deliver_all(lost(late.replies, self._state.partition))
         if self.expired.count:
             self.expired.expire(before)
         if self.held.count:
@@ -273,13 +273,13 @@ class LeaderReads:
         for steps in stepping:
             steps.close()  # the engine may be closed in this turn
         for _, sink, token in (*arrived, *self.lines.clear(), *(read for read, _ in later), *stepping.values()):
-            self._answers.give(sink, token, error)
+            self._answers.deliver(sink, token, error)
         for waiting in (self._strict, self._leaseless):
             while waiting:
                 _, _, read, replies = waiting.popleft()
                 if read is not None:
-                    self._answers.give(read[1], read[2], error)
-                self._answers.give_all(lost(replies, self._state.partition))
+                    self._answers.deliver(read[1], read[2], error)
+                self._answers.deliver_all(lost(replies, self._state.partition))
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -301,13 +301,13 @@ class LeaderReads:
         while at < len(points):
             some = points[at : at + self._at_once]
             at += len(some)
-            size += self._give(some, queries.find(self._state, [read[0] for read in some], now_ms, readable))
+            size += self._deliver(some, queries.find(self._state, [read[0] for read in some], now_ms, readable))
             if size > TURN_BYTES:
                 # Endpoints send or drop what they have before the next turn; thousands of large values at once would
                 # fill the memory. The remaining reads wait in a line per connection, so that a client which asks for
                 # many large values delays only its own reads.
                 self.lines.put_back(points[at:])
-                self._share = AT_ONCE_LARGE
+                self._lines_per_turn = AT_ONCE_LARGE
                 self._wake()
                 break
         self._at_once = AT_ONCE_LARGE if size > TURN_BYTES else min(2 * self._at_once, AT_ONCE)
@@ -324,7 +324,7 @@ class LeaderReads:
             read, now_ms = self._later.popleft()
             tokens = scope(read[0], self._serving_ranges.readable)
             if read[1].is_gone:
-                self._answers.give(read[1], read[2], Unavailable(_GONE))
+                self._answers.deliver(read[1], read[2], Unavailable(_GONE))
                 self._wake()
             elif tokens is None:
                 self._answers.redirect(*read, ELSEWHERE)
@@ -352,19 +352,19 @@ class LeaderReads:
             self._is_begin_due = True
             asyncio.get_running_loop().call_soon(self._begin)
 
-    def _give(self, reads: list[Read], found: list[Result | Expired]) -> int:
+    def _deliver(self, reads: list[Read], found: list[Result | Expired]) -> int:
         """Deliver the results of point reads. Return the total size of their values in bytes."""
-        give, reaping, size = self._answers.give, self.expired.by_key, 0
+        deliver, reaping, size = self._answers.deliver, self.expired.by_key, 0
         for read, result in zip(reads, found, strict=True):
             if result.__class__ is Expired or (reaping and read[0].key in reaping and read[0].level <= _SESSION):
                 self.expired.add(read, self._clock.now(), self._now_ms())
             elif result.__class__ is Record:
                 size += len(result[0])
-                give(read[1], read[2], result)
+                deliver(read[1], read[2], result)
             elif result.__class__ is Moved:
                 self._answers.redirect(*read, result)
             else:
-                give(read[1], read[2], result)
+                deliver(read[1], read[2], result)
         return size
 
     def _step(self, steps: Steps) -> None:
@@ -393,7 +393,7 @@ class LeaderReads:
         if isinstance(result, Expired):
             self.expired.add_range(read, result.keys, self._clock.now(), self._now_ms())
         else:
-            self._answers.give(read[1], read[2], result)
+            self._answers.deliver(read[1], read[2], result)
             self._wake()
 
     def _read_again(self, reads: list[Read]) -> None:

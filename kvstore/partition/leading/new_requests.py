@@ -49,7 +49,7 @@ def new_or_none(
                     return None
             if not retries.are_new(oldest, sequences, draft.time_ms):
                 return None
-            pending, size = overlay.results_under_way(client, draft.layer)
+            pending, size = overlay.results_in_flight(client, draft.layer)
             retries.admit_all(client, first_unacked, latest_ms, draft.time_ms, pending, size + cost)
     except (InvalidRequest, Overloaded):
         return None

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from kvstore.errors import Conflict, InvalidRequest, NotCaughtUp, OutcomeUnknown, Overloaded, Unavailable
 from kvstore.namespaces import Meter
-from kvstore.partition.leading.foreseen import Foreseen
+from kvstore.partition.leading.lock_table import LockTable
 from kvstore.partition.leading.prepared_answers import PreparedAnswers
 from kvstore.partition.leading.serving_ranges import ServingRanges
 from kvstore.partition.state.commands import Flag, Inquire, Op, Prepare, RequestId, Resolve, Result, Transact
@@ -43,7 +43,7 @@ class Evaluating(Protocol):
 
     def is_owned(self, item: Any, row_key: bytes) -> bool: ...
 
-    def is_kept(self, item: Any, row_keys: list[bytes]) -> bool: ...
+    def is_writable(self, item: Any, row_keys: list[bytes]) -> bool: ...
 
     def known(self, request: RequestId, hash_of_key: int) -> Result: ...
 
@@ -52,10 +52,10 @@ class TransactionRules:
     """The rules of one leadership. `is_under_way` is True for attempts that the leader has in memory."""
 
     def __init__(
-        self, evaluator: Evaluating, state: ReplicaState, serving_ranges: ServingRanges, foreseen: Foreseen
+        self, evaluator: Evaluating, state: ReplicaState, serving_ranges: ServingRanges, lock_table: LockTable
     ) -> None:
         self._evaluator, self._state, self._hash = evaluator, state, state.hash
-        self._serving_ranges, self._foreseen = serving_ranges, foreseen
+        self._serving_ranges, self._lock_table = serving_ranges, lock_table
         self.is_under_way: Callable[[Attempt], bool] = lambda attempt: False
         self.prepared: PreparedAnswers | None = None
         """Delivers the answers to PREPARE. None if nobody prepares here."""
@@ -81,9 +81,9 @@ class TransactionRules:
             raise InvalidRequest("expected one or more operations in PREPARE, among them one on its key")
         if may_read(row_key) and not all(map(may_read, row_keys)):
             raise Unavailable(f"partition {self._state.partition}: some keys of the transaction have moved; retry")
-        if not self._evaluator.is_kept(item, row_keys):
+        if not self._evaluator.is_writable(item, row_keys):
             return UNTOUCHED
-        intents = self._foreseen.intents
+        intents = self._lock_table.intents
         keys = list(dict.fromkeys(each.key for each in op.ops))
         written = written_keys(op.ops)
         if (results := self._prepared_before(op, keys, written)) is not None:
@@ -103,7 +103,7 @@ class TransactionRules:
             asked = _record(op, draft.time_ms, key in written, before[key], effects.rows.get(key, UNTOUCHED))
             intent = draft.intent(key, asked)
             assert intent.seq == seqs[key], "an intent has another sequence than the operations got"
-            self._foreseen.add(intent)
+            self._lock_table.add(intent)
             names.append((key, intent.seq))
         if self.prepared is not None:
             self.prepared.note(names, (op.begun_ms, op.attempt))
@@ -113,7 +113,7 @@ class TransactionRules:
         """Return the results of the attempt's first PREPARE if its intents are on all of these keys, else None. The
         intents have kept every record as it was, so the operations are evaluated again, at the time of the first
         PREPARE and without a charge to a namespace."""
-        own = {each.key: each for each in self._foreseen.intents.of(op.attempt)}
+        own = {each.key: each for each in self._lock_table.intents.of(op.attempt)}
         if not all(key in own and own[key].is_exclusive == (key in written) for key in keys):
             return None
         effects = _Effects(None, own[keys[0]].record.written_ms, {key: own[key].seq for key in keys})
@@ -123,9 +123,9 @@ class TransactionRules:
     def _waits(self, item: Any, keys: list[bytes], *, may_wait: bool) -> bool:
         """Let an operation of a transaction wait for these keys, and return True. Raises Conflict if it may not
         wait."""
-        foreseen = self._foreseen
-        if not may_wait or foreseen.is_line_full(keys):
-            foreseen.met += (intent for key in keys for intent in foreseen.intents.at(key))
+        lock_table = self._lock_table
+        if not may_wait or lock_table.is_line_full(keys):
+            lock_table.conflicting += (intent for key in keys for intent in lock_table.intents.at(key))
             raise Conflict(_HELD)
         self._evaluator.wait(item, keys)
         return True
@@ -136,13 +136,13 @@ class TransactionRules:
         """Return True if a transaction may not lock these keys now: another one holds them, or somebody waits for them.
         With `shares`, no claims count. With `has_begun`, waiting operations do not count either, because the
         transaction came before them. Raises OSError."""
-        foreseen, time_ms = self._foreseen, self._evaluator.draft.time_ms
-        if not foreseen.locks:
+        lock_table, time_ms = self._lock_table, self._evaluator.draft.time_ms
+        if not lock_table.locks:
             return False
         for key in keys:
-            if (not has_begun and foreseen.is_waited_for(key)) or (not shares and key in foreseen.claims):
+            if (not has_begun and lock_table.is_waited_for(key)) or (not shares and key in lock_table.claims):
                 return True
-            standing = foreseen.intents.at(key)
+            standing = lock_table.intents.at(key)
             if not standing:
                 continue
             if key in written or any(intent.is_exclusive for intent in standing):
@@ -154,12 +154,12 @@ class TransactionRules:
 
     # docs/protocol.md Tx7, Tx8
     def _resolve(self, op: Resolve, item: Any, row_key: bytes) -> Result:
-        intent = self._foreseen.intents.find(op.key, op.intent_seq)
-        if not self._evaluator.is_kept(item, [row_key]) or not self._evaluator.is_behind(item, mark_of(op)):
+        intent = self._lock_table.intents.find(op.key, op.intent_seq)
+        if not self._evaluator.is_writable(item, [row_key]) or not self._evaluator.is_behind(item, mark_of(op)):
             return UNTOUCHED
         if intent is not None and intent.attempt == op.attempt:
             self._evaluator.draft.resolved(intent, is_committed=op.commit)
-            self._foreseen.remove(intent)
+            self._lock_table.remove(intent)
             if not op.commit:
                 self._give_back(intent)
         elif self._state.seq < op.intent_seq:
@@ -184,13 +184,13 @@ class TransactionRules:
         the error with which home's conditions refuse it, because then no participant need be asked."""
         if self.is_running(op):
             return True  # it joins the running attempt
-        foreseen, may_read = self._foreseen, self._serving_ranges.may_read
+        lock_table, may_read = self._lock_table, self._serving_ranges.may_read
         own = tuple(each for each in op.ops if may_read(data_key(self._hash, each.key)))
         keys, written = list(dict.fromkeys(each.key for each in own)), written_keys(own)
         is_alone = _names_versions(own)
         is_last, is_taken = self.is_home_last(op), self._is_taken(keys, written, shares=not is_alone)
-        if is_last and is_alone and foreseen.is_another_last(written):
-            if foreseen.is_line_full(()):
+        if is_last and is_alone and lock_table.is_another_last(written):
+            if lock_table.is_line_full(()):
                 raise Conflict(_HELD)
             self._evaluator.wait(item, ())
             return False
@@ -201,19 +201,19 @@ class TransactionRules:
             effects = _Effects(None, self._evaluator.draft.time_ms, dict.fromkeys(keys, 0))
             carry_out_batch(_Part(effects, self._evaluator.live), Transact(op.key, own, op.flags))
         if is_alone or not is_last:
-            foreseen.claim(op, written, is_last=is_last)
+            lock_table.claim(op, written, is_last=is_last)
         return True
 
     # docs/protocol.md Tx5
     def _decide(self, op: Decide, item: Any, row_key: bytes) -> Result:
-        running, foreseen, draft = op.running, self._foreseen, self._evaluator.draft
+        running, lock_table, draft = op.running, self._lock_table, self._evaluator.draft
         assert running is not None
         if not running.is_alive:
             raise Unavailable(f"partition {self._state.partition}: the attempt at the transaction has ended")
         row_keys = [data_key(self._hash, each.key) for each in op.ops]
         if not all(map(self._serving_ranges.may_read, row_keys)):
             raise Unavailable(f"partition {self._state.partition}: keys of the transaction have moved; retry")
-        if not self._evaluator.is_kept(item, row_keys) or not self._evaluator.is_behind(item, mark_of(op)):
+        if not self._evaluator.is_writable(item, row_keys) or not self._evaluator.is_behind(item, mark_of(op)):
             return UNTOUCHED
         hash_of_key = hash_at_hand(op.key, row_key)
         if op.request is not None:
@@ -227,31 +227,31 @@ class TransactionRules:
         may_wait = running.is_home_last and not _names_versions(op.ops)
         if is_taken and self._waits(item, keys, may_wait=may_wait):
             return UNTOUCHED
-        if foreseen.decisions.is_full:
-            raise Overloaded(f"partition {self._state.partition}: {len(foreseen.decisions)} decisions; retry later")
+        if lock_table.decisions.is_full:
+            raise Overloaded(f"partition {self._state.partition}: {len(lock_table.decisions)} decisions; retry later")
         since = draft.last_seq
         own = Transact(op.key, op.ops, op.flags, op.request)
         results = carry_out_batch(self._evaluator, own, running.results_bytes)
         of = running.intents
         decision = draft.decision(op.key, running.name, of, part=len(written), parts=running.written, since=since)
-        foreseen.decide(decision)
+        lock_table.decide(decision)
         result = running.result(results, decision.seq)
         if op.request is not None:
             draft.answer(op.request, hash_of_key, result, touched_tokens([row_key]))
         running.is_sent = True
-        foreseen.unclaim(running.op)
+        lock_table.unclaim(running.op)
         return result
 
     # docs/protocol.md Tx8
     def _end(self, op: End, item: Any, row_key: bytes) -> Result:
         if not self._serving_ranges.may_read(row_key):
             return 0  # the present owner of the home key carries it out
-        if not self._evaluator.is_kept(item, [row_key]) or not self._evaluator.is_behind(item, mark_of(op)):
+        if not self._evaluator.is_writable(item, [row_key]) or not self._evaluator.is_behind(item, mark_of(op)):
             return UNTOUCHED
-        decision = self._foreseen.decisions.find(op.attempt)
+        decision = self._lock_table.decisions.find(op.attempt)
         if decision is not None:
             self._evaluator.draft.end(decision)
-            self._foreseen.end(decision)
+            self._lock_table.end(decision)
         return self._mark()
 
     # docs/protocol.md Tx6
@@ -262,7 +262,7 @@ class TransactionRules:
             return UNTOUCHED
         if self._state.decisions.commits(op.attempt, op.intent_key, op.intent_seq):
             return True, self._mark()
-        is_sent = self._foreseen.decisions.commits(op.attempt, op.intent_key, op.intent_seq)
+        is_sent = self._lock_table.decisions.commits(op.attempt, op.intent_key, op.intent_seq)
         if is_sent or self.is_under_way(op.attempt):
             raise Unavailable(f"partition {self._state.partition}: attempt {op.attempt} is under way; ask again")
         self._evaluator.needs_proof = True

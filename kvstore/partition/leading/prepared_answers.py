@@ -46,16 +46,16 @@ class _WaitingRead(NamedTuple):
 
 
 class PreparedAnswers:
-    """The answers to PREPARE of one leadership. `now` returns the clock in seconds, `give` delivers a result to a sink,
-    and `set_timer(seconds)` lets `expire` be called after that time."""
+    """The answers to PREPARE of one leadership. `now` returns the clock in seconds, `deliver` passes a result to a
+    sink, and `set_timer(seconds)` lets `expire` be called after that time."""
 
     def __init__(
         self,
         now: Callable[[], float],
-        give: Callable[[Sink, int, Result | StoreError], None],
+        deliver: Callable[[Sink, int, Result | StoreError], None],
         set_timer: Callable[[float], object],
     ) -> None:
-        self._now, self._give, self._set_timer = now, give, set_timer
+        self._now, self._deliver, self._set_timer = now, deliver, set_timer
         self._orders: dict[Name, Order] = {}
         """The attempts of the intents that this leadership has logged."""
         self.unsaid: set[Name] = set()
@@ -131,7 +131,7 @@ class PreparedAnswers:
                 self._withheld.append(reply)
             else:
                 self._give_prepared(reply[2])
-                self._give(*reply)
+                self._deliver(*reply)
 
     # docs/protocol.md Tx9, Tx14
     def moved(self) -> None:
@@ -142,11 +142,11 @@ class PreparedAnswers:
         self._release()
 
     def stop(self) -> None:
-        """Fail what is withheld, because the leadership has ended. The next leader can give these answers."""
+        """Fail what is withheld, because the leadership has ended. The next leader can return these answers."""
         self.reads.clear()
         withheld, self._withheld = self._withheld, []
         for sink, token, _ in withheld:
-            self._give(sink, token, OutcomeUnknown("the leader was lost before it said PREPARED"))
+            self._deliver(sink, token, OutcomeUnknown("the leader was lost before it said PREPARED"))
 
 
 class _PreparedSink(WrappedSink):

@@ -42,16 +42,16 @@ class RangeSink(Sink):
     """The sink of a DELETE_RANGE that is partly evaluated. The operation is in flight until it is answered, and can no
     longer be refused."""
 
-    def __init__(self, sink: Any, under_way: set[RangeId], request: RequestId | None, hash_of_key: int) -> None:
-        self._sink, self._under_way = sink, under_way
+    def __init__(self, sink: Any, in_flight: set[RangeId], request: RequestId | None, hash_of_key: int) -> None:
+        self._sink, self._in_flight = sink, in_flight
         self._id = None if request is None else (request[0], request[1], hash_of_key)
         if self._id is not None:
-            under_way.add(self._id)
+            in_flight.add(self._id)
 
     def forget(self) -> None:
         """Mark the operation as not in flight."""
         if self._id is not None:
-            self._under_way.discard(self._id)
+            self._in_flight.discard(self._id)
 
     def complete(self, token: int, result: Result | StoreError) -> None:
         self.forget()

@@ -30,7 +30,7 @@ class RecordTime:
         return int(ms)
 
 
-class LeadClock:
+class LeaderClock:
     """The clock of one leadership. Its date is the time that a record created now would have."""
 
     def __init__(self, clock: Clock, state: ReplicaState) -> None:

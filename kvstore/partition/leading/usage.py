@@ -17,7 +17,7 @@ from kvstore.access.ranges import end_of_prefix
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.namespaces.book import Amounts, Book, UsageReport, add
 from kvstore.namespaces.meter import Meter
-from kvstore.partition.leading.foreseen import Foreseen
+from kvstore.partition.leading.lock_table import LockTable
 from kvstore.partition.leading.range_reads import keys_in
 from kvstore.partition.state.intents import IntentEffect
 from kvstore.partition.state.overlay import Overlay
@@ -34,8 +34,8 @@ _BEHIND_ALL = b"\xff" * (KEY_BYTES_MAX + 1)
 class Usage:
     """The usage of namespaces in one partition, as one leadership counts it."""
 
-    def __init__(self, state: ReplicaState, epoch: int, overlay: Overlay, foreseen: Foreseen) -> None:
-        self._state, self._epoch, self._overlay, self._foreseen = state, epoch, overlay, foreseen
+    def __init__(self, state: ReplicaState, epoch: int, overlay: Overlay, lock_table: LockTable) -> None:
+        self._state, self._epoch, self._overlay, self._lock_table = state, epoch, overlay, lock_table
         self.book = Book()
         """Without namespaces until `join`."""
         self.amounts: Amounts = {}
@@ -129,7 +129,7 @@ class Usage:
     def _take_intents(self, found: dict[bytes, int], start: bytes, end: bytes) -> None:
         """Count the effects of intents as if they were committed: they were charged when they were prepared, and are
         given back by an abort."""
-        for intent in self._foreseen.intents:
+        for intent in self._lock_table.intents:
             key, effect = intent.key, intent.record.effect
             if (
                 start <= key

@@ -16,16 +16,16 @@ from kvstore.partition.transactions.attempts import Decide, End
 
 class WaitingWrites:
     """The writes that wait at one leader: `queue` for the next entry, `frozen` for a range, `locked` for the end of a
-    transaction, `early` for a pin."""
+    transaction, `awaiting_mark` for a pin."""
 
     def __init__(self, config: PartitionConfig) -> None:
         self.queue = WriteQueue(config)
         self.frozen = FrozenWrites(config)
         self.locked = FrozenWrites(config)
-        self.early = FrozenWrites(config)
+        self.awaiting_mark = FrozenWrites(config)
 
     def __bool__(self) -> bool:
-        return bool(self.queue or self.frozen or self.locked or self.early)
+        return bool(self.queue or self.frozen or self.locked or self.awaiting_mark)
 
     def put_aside(self, arrived: list[Arrived]) -> list[Item]:
         """Let operations wait until their range accepts writes. Returns the operations for which there is no
@@ -49,13 +49,13 @@ class WaitingWrites:
         return [each[1] for each in waiting if _is_late(each, before)]
 
     # docs/protocol.md Tx13
-    def delay(self, arrived: list[Arrived]) -> list[Item]:
+    def await_mark(self, arrived: list[Arrived]) -> list[Item]:
         """Let records of transactions wait for a pin. Returns those for which there is no capacity."""
-        return [each[1] for each in arrived if not self.early.offer(each)]
+        return [each[1] for each in arrived if not self.awaiting_mark.offer(each)]
 
-    def advance(self) -> None:
+    def requeue_awaiting_mark(self) -> None:
         """Move the operations that wait for a pin to the front of the queue."""
-        self.queue.put_back(self.early.take_all())
+        self.queue.put_back(self.awaiting_mark.take_all())
 
     def unfreeze(self) -> None:
         """Move the operations that wait for a range to the front of the queue, because the set of writable ranges has
@@ -67,7 +67,7 @@ class WaitingWrites:
         wait in the queue."""
         gone: list[tuple[Item, Moved]] = []
         left: list[Arrived] = []
-        waiting = (self.early, self.locked, self.frozen)  # on one key, the locked ones have arrived first
+        waiting = (self.awaiting_mark, self.locked, self.frozen)  # on one key, the locked ones have arrived first
         for arrived in [*(each for held in waiting for each in held.take_all()), *self.queue.take_all(now)]:
             moved = _moved(arrived[1][0], serving_ranges)
             if moved is None:
@@ -80,14 +80,14 @@ class WaitingWrites:
     def take_all(self) -> list[Item]:
         """Remove and return all operations."""
         found = self.queue.take_all(0.0)
-        for waiting in (self.frozen, self.locked, self.early):
+        for waiting in (self.frozen, self.locked, self.awaiting_mark):
             found += waiting.take_all()
         return [item for _, item in found]
 
     def take_older(self, before: float) -> list[Item]:
         """Remove and return the operations that have waited since before `before`, in the queue, for a range or for a
         pin."""
-        return [*self.queue.take_older(before), *self.frozen.take_older(before), *self.early.take_older(before)]
+        return [*self.queue.take_older(before), *self.frozen.take_older(before), *self.awaiting_mark.take_older(before)]
 
 
 def _is_late(arrived: Arrived, before: float) -> bool:

@@ -116,7 +116,7 @@ class Overlay:
             raise RequestExpired(f"request {sequence} was answered, and its client has acknowledged it")
         return UNTOUCHED
 
-    def results_under_way(self, client: bytes, draft: Layer) -> tuple[int, int]:
+    def results_in_flight(self, client: bytes, draft: Layer) -> tuple[int, int]:
         """Return how many results of this client are in the layers and in `draft`, and how many bytes the results of
         all clients take there."""
         count, size = draft.counts.get(client, 0), draft.results_bytes

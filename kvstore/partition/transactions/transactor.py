@@ -43,7 +43,7 @@ AGAIN_S = 0.05
 
 class Transactor:
     """The transactions of one leadership. `owns` is True for keys that the partition owns now. `enqueue` puts an
-    operation to the front of the leader's queue, `give` delivers a result to a client, and `unclaim` frees home's keys
+    operation to the front of the leader's queue, `deliver` passes a result to a client, and `unclaim` frees home's keys
     when an attempt has ended."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Transactor:
         now: Callable[[], float],
         owns: Callable[[bytes], bool],
         enqueue: Callable[[Op, Sink, int], None],
-        give: Callable[[Sink, int, Result | StoreError], None],
+        deliver: Callable[[Sink, int, Result | StoreError], None],
         unclaim: Callable[[Transact], None],
         slow: SlowLog | None = None,
         traced: Callable[[Sink, Sink, str, PartitionId], Sink] = lambda parent, sink, step, partition: sink,
@@ -63,7 +63,7 @@ class Transactor:
         and a second sink. It returns a sink that passes results on to the second one and ends the span of a step in the
         request's trace."""
         self._state, self._participants, self._owns = state, participants, owns
-        self._enqueue, self._give, self._unclaim, self._now = enqueue, give, unclaim, now
+        self._enqueue, self._deliver, self._unclaim, self._now = enqueue, deliver, unclaim, now
         self._slow, self._traced = slow or SlowLog(), traced
         self._loop = asyncio.get_running_loop()
         self.attempts = Attempts(state.partition, epoch)
@@ -159,7 +159,7 @@ class Transactor:
             running = self.attempts.begin(op, (sink, token), self._owns, self._participants.owner_of)
         except StoreError as error:
             self._unclaim(op)
-            return self._give(sink, token, error)
+            return self._deliver(sink, token, error)
         self.begun += 1
         own = self._state.partition
         if any(part.partition == own for part in running.parts):
@@ -220,7 +220,7 @@ class Transactor:
         self._note(running)
         self.attempts.drop(running)
         for sink, token in running.waiters:
-            self._give(sink, token, result)
+            self._deliver(sink, token, result)
 
     def _expire(self, running: RunningAttempt) -> None:
         if running.is_alive and not running.is_sent:
@@ -238,7 +238,7 @@ class Transactor:
         for part in running.parts:
             self._abort(running, part)
         for sink, token in running.waiters:
-            self._give(sink, token, error)
+            self._deliver(sink, token, error)
 
     def _note(self, running: RunningAttempt) -> None:
         """Record in the slow log that an attempt has ended, if it was slow."""

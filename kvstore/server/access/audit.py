@@ -89,7 +89,12 @@ class AuditLog:
         why: str = "",
         took_ms: float | None = None,
     ) -> str:
-        line: dict[str, object] = {"time": self._date_ms(), "who": by.who or NOBODY, "from": by.address, "call": call}
+        line: dict[str, object] = {
+            "time": self._date_ms(),
+            "who": by.who or NOBODY,
+            "from": _plain(by.address),
+            "call": call,
+        }
         if arguments:
             line["arguments"] = arguments
         if change is not None:
@@ -135,7 +140,7 @@ class AuditLog:
 def caller_of(address: str) -> str:
     """Return the address under which lines are counted: without the port, and for IPv6 only the network, because one
     machine may own every address of an IPv6 network."""
-    text = address.removeprefix("ipv4:").removeprefix("ipv6:")
+    text = _plain(address)
     if "/" in text:
         return text  # already a network
     if text.startswith("["):
@@ -143,6 +148,11 @@ def caller_of(address: str) -> str:
     else:
         host = text.partition(":")[0] if text.count(":") == 1 else text
     return address_of(f"ipv6:[{host}]:0").removeprefix("ipv4:") if ":" in host else host
+
+
+def _plain(address: str) -> str:
+    """Return the address without the prefix that gRPC gives it, as the other endpoints write it."""
+    return address.removeprefix("ipv4:").removeprefix("ipv6:")
 
 
 @dataclass(slots=True)

@@ -33,7 +33,7 @@ class AdminChanges:
 
     def __init__(self, env: Env, audit: AuditLog) -> None:
         self._nursery, self._now, self._audit = env.nursery, env.clock.now, audit
-        self._under_way = 0
+        self._in_flight = 0
         self._last = 0
 
     async def make(self, by: CallAuthor, call: str, work: Callable[[], Awaitable[T]], arguments: str = "") -> T:
@@ -43,13 +43,13 @@ class AdminChanges:
         Raises Overloaded if too many changes are in flight, Unavailable if the audit log cannot be written,
         OutcomeUnknown, and the errors of `work`.
         """
-        if self._under_way >= CHANGES_MAX:
+        if self._in_flight >= CHANGES_MAX:
             overloaded = Overloaded(f"expected at most {CHANGES_MAX} changes in flight, got one more; try again later")
             self._audit.refused(*by, call, overloaded)
             raise overloaded
         ended: list[T | BaseException] = []
         self._last += 1
-        self._under_way += 1
+        self._in_flight += 1
         task = self._nursery.spawn(self._made(by, call, work, arguments, self._last, ended), name=f"change {call}")
         await shielded(cast("Awaitable[None]", task))
         (found,) = ended
@@ -87,7 +87,7 @@ class AdminChanges:
             why = repr(error)
             ended.append(error)
         finally:
-            self._under_way -= 1
+            self._in_flight -= 1
             took_ms = (self._now() - began) * 1000
             self._audit.note(*by, call, outcome, arguments=arguments, why=why, took_ms=took_ms, change=number)
 

@@ -98,9 +98,9 @@ class Logins:
         self._wrong: dict[tuple[str, bytes], None] = {}
         """Logins that were wrong, by the user's hash and a digest of the login. The digest includes the name,
         because an unauthenticated peer may send a name of any length."""
-        self._under_way: dict[_Mark, asyncio.Future[bool]] = {}
+        self._pending: dict[_Mark, asyncio.Future[bool]] = {}
         self._waiting: list[_Wait] = []
-        """Logins that wait, in order of arrival. The other logins in `_under_way` are being hashed by the thread."""
+        """Logins that wait, in order of arrival. The other logins in `_pending` are being hashed by the thread."""
         self._is_busy = False
         self._failures: dict[str, _Failures] = {}
         self._thread: ThreadPoolExecutor | None = None
@@ -122,7 +122,7 @@ class Logins:
             "logins_failed_total": self.failed,
             "logins_limited_total": self.limited,
             "login_hashes_total": self.hashes,
-            "logins_pending": len(self._under_way),
+            "logins_pending": len(self._pending),
         }
 
     def known_or_none(self, user: str, password: bytes) -> UserIdentity | None:
@@ -183,22 +183,22 @@ class Logins:
         return identity
 
     async def _verify(self, mark: _Mark, password: bytes, address: str) -> bool:
-        under_way = self._under_way.get(mark) or self._begin(mark, password, address)
-        return await shielded(under_way) and bool(mark[1])
+        pending = self._pending.get(mark) or self._begin(mark, password, address)
+        return await shielded(pending) and bool(mark[1])
 
     def _begin(self, mark: _Mark, password: bytes, address: str) -> asyncio.Future[bool]:
         """Queue a login for hashing and return a future with the result. Raises Overloaded."""
-        if len(self._under_way) >= PENDING_MAX and not self._displace_waiting(address):
+        if len(self._pending) >= PENDING_MAX and not self._displace_waiting(address):
             self.limited += 1
             raise Overloaded(f"{PENDING_MAX} logins are waiting to be checked; try again")
         # counts as a failure until it turns out right, so that concurrent logins cannot evade the limit
         self._note_failure(address)
-        under_way: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._under_way[mark] = under_way
-        under_way.add_done_callback(lambda done: self._end(mark, address, done))
-        self._waiting.append(_Wait(mark, password, address, under_way))
+        pending: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._pending[mark] = pending
+        pending.add_done_callback(lambda done: self._end(mark, address, done))
+        self._waiting.append(_Wait(mark, password, address, pending))
         self._hash_next()
-        return under_way
+        return pending
 
     def _displace_waiting(self, address: str) -> bool:
         """Refuse a waiting login of an address with more failures than `address`, whose new login counts as a
@@ -216,7 +216,7 @@ class Logins:
         self.limited += 1
         login.found.set_exception(Overloaded(why))
         login.found.exception()  # retrieved, also if the caller has gone
-        self._under_way.pop(login.mark, None)
+        self._pending.pop(login.mark, None)
 
     def _hash_next(self) -> None:
         """Give the next login to the thread unless the thread is busy."""
@@ -259,7 +259,7 @@ class Logins:
         """Remember the result of a login, even if the client has disconnected. Otherwise the client would cause the
         same hash again, and would finally be refused because of failures that were none."""
         user, text, digest = mark
-        self._under_way.pop(mark, None)
+        self._pending.pop(mark, None)
         if done.cancelled() or done.exception() is not None:
             return
         if done.result() and text:

@@ -422,7 +422,7 @@ class Gateway:
         except TimeoutError:
             raise WithStatus(408, f"expected the body within {BODY_S:g} s, but it did not arrive") from None
         except (ConnectionError, MalformedBody) as error:
-            raise InvalidRequest(f"expected a complete body, got {error}") from None
+            raise InvalidRequest(str(error)) from None
 
     async def _arrived(self, call: GatewayCall, most: int) -> bytes:
         """Return the body once it has arrived."""

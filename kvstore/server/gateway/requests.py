@@ -441,12 +441,13 @@ def watch_of(asked: ParsedRequest) -> kv_pb2.WatchRequest:
             raise InvalidRequest("expected a key, a prefix or bounds, got more than one of them")
         check_operation_sizes(Code.GET, key, b"")
         start, end = key, key + b"\0"
-    position = asked.given.get("last_event_id", asked.given.get("after", ""))
+    last_id = asked.given.get("last_event_id")
+    after = token_of(asked.given.get("after", ""), "after") if last_id is None else token_of(last_id, "Last-Event-ID")
     token = token_of(asked.given.get(routes.TOKEN.key, ""), routes.TOKEN.name)
     return kv_pb2.WatchRequest(
         start=start,
         end=end,
-        after=token_of(position, "Last-Event-ID"),
+        after=after,
         seen={partition: number for partition, number in token.items() if partition != RING},
         heartbeat_ms=asked.given.get("heartbeat_ms", routes.HEARTBEAT_MS),
         keys_only=bool(asked.get(routes.KEYS_ONLY)),

@@ -33,8 +33,8 @@ class LinkCalls:
         """Send a call and return its answer. Raises Overloaded, OutcomeUnknown, and the error that the other side
         raised."""
         is_hold = method == HOLD
-        under_way, most = (self._holds, HOLDS_MAX) if is_hold else (len(self._answers) - self._holds, CALLS_MAX)
-        if under_way >= most:
+        in_flight, most = (self._holds, HOLDS_MAX) if is_hold else (len(self._answers) - self._holds, CALLS_MAX)
+        if in_flight >= most:
             raise Overloaded(f"expected at most {most} concurrent calls to {self._server}; retry")
         self._holds += is_hold
         number = self._next_number()

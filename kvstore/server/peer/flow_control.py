@@ -107,7 +107,7 @@ class FlowControl:
         self.abandoned = -1
         """Highest number among the waiting operations whose results nobody waits for (abandoned.py)."""
         self._by_partition: dict[PartitionId, _PartitionQueues] = {}
-        self.under_way: dict[int, tuple[_Queue, int, bytes]] = {}
+        self.in_flight: dict[int, tuple[_Queue, int, bytes]] = {}
         """Operations in progress that may return values. Maps the number of each to its queue, its number of values
         and, for a GET, its key."""
 
@@ -149,7 +149,7 @@ class FlowControl:
                         if queue.values and queue.values + values > queue.values_max:
                             break
                         queue.values += values
-                        self.under_way[number] = (queue, values, op.key if is_get else b"")
+                        self.in_flight[number] = (queue, values, op.key if is_get else b"")
                     if queue is queues.large:
                         queues.no_more_apart(op.key)
                     self.waiting -= 1
@@ -169,7 +169,7 @@ class FlowControl:
 
     def end(self, number: int, size: int) -> None:
         """Record that an operation was answered with a value of `size` bytes, or with no value."""
-        found = self.under_way.pop(number, None)
+        found = self.in_flight.pop(number, None)
         if found is None:
             return
         queue, values, key = found

@@ -277,19 +277,19 @@ class PeerLink:
             _note_sizes(self.flight, results, self._links.now())
         for column in (results.numbers, results.records, results.others):
             if column:
-                self._give([number for number, _ in column], [result for _, result in column])
+                self._complete([number for number, _ in column], [result for _, result in column])
         if results.absent:
-            self._give(results.absent, [None] * len(results.absent))
+            self._complete(results.absent, [None] * len(results.absent))
         self._answers.flush()
         if reads.count:
             self._links.dispatcher.reads_answered(self.flight)
 
-    def _give(self, numbers: list[int], results: list[Any]) -> None:
+    def _complete(self, numbers: list[int], results: list[Any]) -> None:
         """Complete these operations of the flight. Some of them may already have ended."""
         ended = list(map(self.flight.pending.pop, numbers, repeat(None)))
         there = [(entry[1], result) for entry, result in zip(ended, results, strict=True) if entry is not None]
         self.flight.bytes -= sum([pending.size for pending, _ in there])
-        self._answers.give_all([(pending.sink, pending.token, result) for pending, result in there])
+        self._answers.deliver_all([(pending.sink, pending.token, result) for pending, result in there])
 
     def _take_refusals(self, results: list[tuple[int, Any]]) -> None:
         """Take back refused operations. They are routed again before any later operation is submitted. Operations
@@ -406,7 +406,7 @@ class PeerLink:
             )
             for version in unknown.values()
         ]
-        self._give(list(unknown), errors)
+        self._complete(list(unknown), errors)
         self._answers.flush()
 
 

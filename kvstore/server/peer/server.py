@@ -420,7 +420,7 @@ class PeerConnection(PeerSink):
     def complete(self, token: int, result: Any) -> None:
         self._in_flight -= 1
         kind = result.__class__
-        if self._flow.under_way:
+        if self._flow.in_flight:
             self._flow.end(token, len(result[0]) if kind is Record else 0)
         if kind is int:
             self._unsent.numbers.append((token, result))
@@ -434,7 +434,7 @@ class PeerConnection(PeerSink):
             self._unsent.others.append((token, result))
 
     def complete_all(self, tokens: Sequence[int], results: Sequence[Any]) -> None:
-        if set(map(type, results)) == _INT and not self._flow.under_way:
+        if set(map(type, results)) == _INT and not self._flow.in_flight:
             self._in_flight -= len(tokens)
             self._unsent.numbers += zip(tokens, results, strict=True)
         else:

@@ -51,9 +51,9 @@ def _sampled(flight: Flight, lanes: list[Lane]) -> Iterator[tuple[int, TracedSin
     for lane in lanes:
         for column in (lane.gets, lane.puts, lane.others):
             for number, _ in column:
-                under_way = flight.pending.get(number)
-                if under_way is not None and isinstance(under_way[1].sink, TracedSink):
-                    yield number, under_way[1].sink
+                in_flight = flight.pending.get(number)
+                if in_flight is not None and isinstance(in_flight[1].sink, TracedSink):
+                    yield number, in_flight[1].sink
 
 
 def expected(body: bytes, before: dict[int, str]) -> dict[int, str]:

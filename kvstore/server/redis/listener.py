@@ -26,7 +26,7 @@ from kvstore.server.redis.admission import SERVERS_MAX, ClientAdmission
 from kvstore.server.redis.channels import Channels
 from kvstore.server.redis.commands.known_scripts import Scripts
 from kvstore.server.redis.connection import RespConnection
-from kvstore.server.redis.pipeline.inflight_limit import InflightLimit
+from kvstore.server.redis.pipeline.in_flight_limit import InFlightLimit
 from kvstore.server.redis.pipeline.latency import CommandLatency
 from kvstore.server.redis.pipeline.reply_memory import CHECK_S, Holder, ReplyMemory
 from kvstore.server.redis.session import REDIS_VERSION, Facts, ShownClient
@@ -106,7 +106,7 @@ class RespServer:
         self.reports_at = 0
         """Number of commands after which connections next check for completed syncs."""
         self.report_syncs = env.report_syncs
-        self.inflight_limit = InflightLimit()
+        self.in_flight_limit = InFlightLimit()
         self.clients = SharedAnswer(self._describe_clients, env.clock.now)
         """The reply to CLIENT LIST."""
         self.info = SharedAnswer(self.facts, env.clock.now)
@@ -168,7 +168,7 @@ class RespServer:
             "resp_replies_refused_total": self.reply_memory.refused,
             "resp_output_bytes": self.reply_memory.held(),
             "resp_input_bytes": self._input_bytes,
-            "resp_commands_under_way": self.inflight_limit.commands + self.inflight_limit.more,
+            "resp_commands_under_way": self.in_flight_limit.commands + self.in_flight_limit.more,
             "resp_channels": self.channels.channel_count,
             "resp_subscriptions": self.channels.subscriptions,
             "resp_patterns": self.channels.pattern_count,
@@ -243,7 +243,7 @@ class RespServer:
         self._silent.discard(connection)
         self._trials.discard(connection)
         self.reply_memory.forget(connection.replies)
-        self.inflight_limit.forget(connection.pipeline)
+        self.in_flight_limit.forget(connection.pipeline)
         self._input_bytes -= self._input.pop(connection, 0)
 
     def note_input(self, connection: RespConnection, size: int) -> None:

@@ -167,11 +167,11 @@ class _PartialCommand:
             line = kept.find(b"\n", self._at, self._at + _HEADER_BYTES_MAX)
             if line < 0:
                 return len(kept) - self._at < _HEADER_BYTES_MAX
-            if not self._see(kept[self._at : line + 1], line + 1):
+            if not self._skip_header(kept[self._at : line + 1], line + 1):
                 return False
         return len(kept) < self._needed
 
-    def _see(self, header: bytearray, end: int) -> bool:
+    def _skip_header(self, header: bytearray, end: int) -> bool:
         """Skip a header and its argument. Return True if they may be valid."""
         digits = header[1:-2]
         if header[-2:-1] != b"\r" or not digits.isdigit():

@@ -49,7 +49,7 @@ class Dispatcher:
         )
         self._held_keys = self._router.redirects.keys
         self._timer: asyncio.TimerHandle | None = None
-        self._fail_later = NextTurnDelivery().give
+        self._fail_later = NextTurnDelivery().deliver
         self._forget = membership.on_topology(self._on_topology)
         self._progress: dict[PartitionId, tuple[int, int]] = {}
         self._now = env.clock.now
@@ -257,7 +257,7 @@ class Dispatcher:
         known = self._progress.get(partition, (0, 0))
         self._progress[partition] = (max(known[0], seq), max(known[1], time_ms))
 
-    def under_way(self) -> tuple[Mapping[ServerId, Flight], Mapping[PartitionId, list[Pending]]]:
+    def in_transit(self) -> tuple[Mapping[ServerId, Flight], Mapping[PartitionId, list[Pending]]]:
         """Return the operations in transit, by server, and the operations that wait for a leader, by partition."""
         return self._router.routes.flights, self._router.waiting.lines
 

@@ -35,11 +35,11 @@ LEFT_S_MIN = 0.001
 class _ClientReads:
     """One client's reads."""
 
-    __slots__ = ("reads_max", "received_at", "size", "under_way", "waiting")
+    __slots__ = ("in_flight", "reads_max", "received_at", "size", "waiting")
 
     def __init__(self) -> None:
         self.waiting: deque[tuple[PartitionId, Pending]] = deque()
-        self.under_way = 0
+        self.in_flight = 0
         """Number of its reads in transit. Reads that were sent before the first large value are not counted."""
         self.size = 0
         """Size of its last value if that was large, otherwise 0."""
@@ -56,7 +56,7 @@ class LargeReads:
         self.count = 0
         """Number of waiting reads."""
         self._clients: dict[object, _ClientReads] = {}
-        self._under_way: dict[int, _ClientReads] = {}
+        self._in_flight: dict[int, _ClientReads] = {}
         self._bytes = 0
         """Estimated bytes of all values in transit. Each value is assumed to be as large as its client's last value."""
         self._turns: OrderedDict[_ClientReads, None] = OrderedDict()
@@ -74,8 +74,8 @@ class LargeReads:
 
     def begin(self, number: int, pending: Pending) -> None:
         """Count a read that is being sent."""
-        client = self._under_way[number] = self._client(pending.sink.line)
-        client.under_way += 1
+        client = self._in_flight[number] = self._client(pending.sink.line)
+        client.in_flight += 1
         self._bytes += client.size
 
     def wait(self, partition: PartitionId, pending: Pending, now: float) -> None:
@@ -138,7 +138,7 @@ class LargeReads:
         if self.is_on and now > self._until and not self.count:
             self.is_on = False
             self._clients.clear()
-            self._under_way.clear()
+            self._in_flight.clear()
             self._bytes = 0
         else:
             self._clients = {line: each for line, each in self._clients.items() if _is_known(each, now)}
@@ -168,7 +168,7 @@ class LargeReads:
 
     def _has_capacity(self, client: _ClientReads) -> bool:
         if not client.size:
-            return client.under_way < client.reads_max
+            return client.in_flight < client.reads_max
         return not self._bytes or self._bytes + client.size <= BYTES_AT_ONCE
 
     def _turns_of(self, client: _ClientReads) -> OrderedDict[_ClientReads, None]:
@@ -182,9 +182,9 @@ class LargeReads:
         return pending
 
     def _uncount(self, number: int) -> _ClientReads | None:
-        client = self._under_way.pop(number, None)
+        client = self._in_flight.pop(number, None)
         if client is not None:
-            client.under_way -= 1
+            client.in_flight -= 1
             self._bytes -= client.size
         return client
 
@@ -194,7 +194,7 @@ class LargeReads:
         is_other = bool(size) != bool(client.size)
         if is_other:
             self._turns_of(client).pop(client, None)
-        self._bytes += client.under_way * (size - client.size)
+        self._bytes += client.in_flight * (size - client.size)
         client.size = size
         client.reads_max = READS_FIRST if size else min(client.reads_max + 1, READS_MAX)
         if is_other and client.waiting:
@@ -203,18 +203,18 @@ class LargeReads:
     def check(self) -> None:
         clients = list(self._clients.values())
         assert self.count == sum(len(each.waiting) for each in clients)
-        assert all(client in clients for client in self._under_way.values())
-        assert self._bytes == sum(each.under_way * each.size for each in clients)
-        assert sum(each.under_way for each in clients) == len(self._under_way)
+        assert all(client in clients for client in self._in_flight.values())
+        assert self._bytes == sum(each.in_flight * each.size for each in clients)
+        assert sum(each.in_flight for each in clients) == len(self._in_flight)
         assert {id(each) for each in self._turns} == {id(each) for each in clients if each.waiting and not each.size}
         assert {id(each) for each in self._large_turns} == {id(each) for each in clients if each.waiting and each.size}
         assert self.is_on or not self.count
-        assert not self._turns or any(each.under_way for each in self._turns), "no answer would trigger them"
+        assert not self._turns or any(each.in_flight for each in self._turns), "no answer would trigger them"
         assert not self._large_turns or self._bytes, "no answer would trigger them"
 
 
 def _is_known(client: _ClientReads, now: float) -> bool:
-    if client.waiting or client.under_way:
+    if client.waiting or client.in_flight:
         return True
     # A client that asks once, like each unary call, need not be remembered.
     return (bool(client.size) or client.reads_max > READS_KNOWN) and now - client.received_at <= PATIENCE_S

@@ -36,6 +36,6 @@ class OverdueWatch:
     def check(self) -> None:
         """Check once and write the overdue operations that have ended to the slow log."""
         now = self._env.clock.now()
-        for at, partition, op, since in self._overdue.check(now, *self._dispatcher.under_way()):
+        for at, partition, op, since in self._overdue.check(now, *self._dispatcher.in_transit()):
             key = None if op.code in KEYLESS else op.key
             self._env.slow.note(at, Code(op.code).name, now - since, key=key, partition=partition)

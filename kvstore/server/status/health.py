@@ -566,24 +566,29 @@ def _replicas(report: ClusterReport) -> Iterator[Finding]:
 
 
 def _transactions(report: ClusterReport) -> Iterator[Finding]:
-    for partition in report.partitions:
-        lead = partition.lead
-        if lead.oldest_intent_s > HANGING_AFTER_S:
-            yield _finding(
-                DEGRADED,
-                "transaction_hangs",
-                f"partition {partition.id}",
-                f"transactions hold keys, the oldest for {lead.oldest_intent_s:.0f} s: {count(lead.intents, 'intent')}",
-                f"`kvstore partition intents {partition.id}` names their homes: serve homes without a leader again",
-            )
-        if lead.oldest_decision_s > HANGING_AFTER_S:
-            yield _finding(
-                DEGRADED,
-                "decision_not_delivered",
-                f"partition {partition.id}",
-                f"a committed transaction has not reached all of its partitions for {lead.oldest_decision_s:.0f} s",
-                f"`kvstore partition intents {partition.id}` names its keys: serve the partitions that own them",
-            )
+    """Find the partitions with intents or decisions that stay. One home without a leader may hold up transactions of
+    all partitions, so all partitions are one finding, with the command for the one that has waited longest."""
+    hanging = [each for each in report.partitions if each.lead.oldest_intent_s > HANGING_AFTER_S]
+    if hanging:
+        oldest = max(hanging, key=lambda each: each.lead.oldest_intent_s)
+        intents = count(sum(each.lead.intents for each in hanging), "intent")
+        yield _finding(
+            DEGRADED,
+            "transaction_hangs",
+            _named("partition", [each.id for each in hanging]),
+            f"transactions hold keys, the oldest for {oldest.lead.oldest_intent_s:.0f} s: {intents}",
+            f"`kvstore partition intents {oldest.id}` names their homes: serve homes without a leader again",
+        )
+    waiting = [each for each in report.partitions if each.lead.oldest_decision_s > HANGING_AFTER_S]
+    if waiting:
+        oldest = max(waiting, key=lambda each: each.lead.oldest_decision_s)
+        yield _finding(
+            DEGRADED,
+            "decision_not_delivered",
+            _named("partition", [each.id for each in waiting]),
+            f"a committed transaction has not reached all of its partitions for {oldest.lead.oldest_decision_s:.0f} s",
+            f"`kvstore partition intents {oldest.id}` names its keys: serve the partitions that own them",
+        )
 
 
 def _moves(report: ClusterReport) -> Iterator[Finding]:

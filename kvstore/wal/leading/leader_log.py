@@ -111,7 +111,7 @@ class OpenLeaderLog:
         pins = Pins(store, lists)
         self.trimmer = Trimmer(self, store=store, ledgers=ports.ledgers, pins=pins, clock=ports.clock, owners=owners)
         self.copier.start()
-        nursery.spawn(self._keep(), name=f"{partition} log")
+        nursery.spawn(self._roll_when_due(), name=f"{partition} log")
         standstill = lose_stalled_log(
             lambda: None if self.lost is not None else self._handle, ports.choice, config.check_every_s, self._lose
         )
@@ -119,7 +119,7 @@ class OpenLeaderLog:
         anchors = Anchors(self, store, identity, self._lose)
         self.report_applied = anchors.report_applied
         nursery.spawn(anchors.guard(), name=f"{partition} anchors")
-        nursery.spawn(self._sweep_now_and_then(), name=f"{partition} sweep")
+        nursery.spawn(self._sweep_periodically(), name=f"{partition} sweep")
 
     @property
     def epoch(self) -> int:
@@ -207,7 +207,7 @@ class OpenLeaderLog:
         try:
             ledger = None if created is None else created.ledger
             self.version = await self._lists.write(
-                self.partition, listed, self.version, created=ledger, give_up=lambda: self.lost is not None
+                self.partition, listed, self.version, created=ledger, should_stop=lambda: self.lost is not None
             )
         except (VersionConflict, NoSuchNode) as error:
             self._lose(LedgerFenced(f"partition {self.partition}: another leader changed its list"))
@@ -268,7 +268,7 @@ class OpenLeaderLog:
 
     # Upkeep.
 
-    async def _keep(self) -> None:
+    async def _roll_when_due(self) -> None:
         """Roll the ledger whenever necessary, until the log is lost."""
         while self.lost is None:
             await wait_within(self._wake, self._config.check_every_s)
@@ -293,7 +293,7 @@ class OpenLeaderLog:
                 self._lose(error)
         await self._nursery.close()
 
-    async def _sweep_now_and_then(self) -> None:
+    async def _sweep_periodically(self) -> None:
         """Sweep orphans at intervals of half of `orphan_age_s`. The first sweep comes at a random point of the
         interval. A log whose leader changes more often than that is therefore swept too, and logs whose leaders change
         together are swept at different times."""

@@ -107,11 +107,11 @@ def _forgets_who_waits() -> None:
 
 def _without_memory(original: Any) -> Any:
     def chosen(self: Any, ledger: int) -> Any:
-        kept, self._under_way = self._under_way, {}
+        kept, self._in_flight = self._in_flight, {}
         try:
             return original(self, ledger)
         finally:
-            self._under_way = kept
+            self._in_flight = kept
 
     return chosen
 

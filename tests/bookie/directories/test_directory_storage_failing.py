@@ -169,7 +169,7 @@ async def test_request_waiting_for_metadata_is_answered_when_a_directory_fails(
             else:
                 assert await add not in (Status.OK, Status.FENCED)
                 assert (await fence)[0] is Status.UNKNOWN_LEDGER_STATE
-    assert not shelf.storage.homes._under_way
+    assert not shelf.storage.homes._in_flight
 
 
 # docs/protocol.md B24

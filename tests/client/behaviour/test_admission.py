@@ -45,8 +45,8 @@ async def test_waiting_callers_are_not_woken_needlessly(monkeypatch: pytest.Monk
 async def test_caller_that_stops_waiting_keeps_no_slot() -> None:
     engine = AsyncEngine(library_env("test"), ClientConfig(endpoints=("127.0.0.1:1",)))
     numbering = engine._numberings["p1"]
-    under_way = [operations.get(b"k") for _ in range(IN_FLIGHT_MAX)]
-    assert all(map(numbering.begin, under_way))
+    in_flight = [operations.get(b"k") for _ in range(IN_FLIGHT_MAX)]
+    assert all(map(numbering.begin, in_flight))
 
     def waits(timeout_s: float) -> asyncio.Future[None]:
         operation = operations.get(b"k")
@@ -57,7 +57,7 @@ async def test_caller_that_stops_waiting_keeps_no_slot() -> None:
     with pytest.raises(Unavailable, match="too many operations in flight"):
         await late
     second.cancel()  # while it waits
-    numbering.end(under_way.pop(0))
+    numbering.end(in_flight.pop(0))
     engine._admit_waiting(numbering)
     first.cancel()  # when it has just begun
     await asyncio.wait_for(third, PATIENCE_S)
@@ -75,10 +75,10 @@ class Threads:
         self.engine = BlockingEngine(library_env("test"), ClientConfig(endpoints=("127.0.0.1:1",)))
         self.engine._read_at = self.engine.env.clock.now() + PATIENCE_S  # prevents topology reads
         self.numbering = self.engine.seen.numberings["p1"]
-        self.under_way = [operations.get(b"k") for _ in range(IN_FLIGHT_MAX)]
-        for each in self.under_way:
+        self.in_flight = [operations.get(b"k") for _ in range(IN_FLIGHT_MAX)]
+        for each in self.in_flight:
             each.deadline = inf
-        assert all(map(self.numbering.begin, self.under_way))
+        assert all(map(self.numbering.begin, self.in_flight))
         self.begun: list[ClientOperation] = []
         self.failures: list[StoreError] = []
         self._threads: list[threading.Thread] = []
@@ -102,7 +102,7 @@ class Threads:
             self.begun.append(operation)
 
     def end_one(self) -> None:
-        self.engine._admission.end([self.under_way.pop()])
+        self.engine._admission.end([self.in_flight.pop()])
 
     def close(self) -> None:
         self.engine.close()
@@ -151,6 +151,6 @@ def test_thread_past_its_deadline_keeps_no_slot() -> None:
         callers.come(0.0)
         wait_until_blocking(lambda: callers.failures)
         assert isinstance(callers.failures[0], Unavailable)
-        callers.engine._admission.end(callers.under_way)
-        assert callers.numbering._under_way == {}
+        callers.engine._admission.end(callers.in_flight)
+        assert callers.numbering._in_flight == {}
         assert callers.engine._admission.waiting == {}

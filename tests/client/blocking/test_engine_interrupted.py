@@ -81,7 +81,7 @@ def test_client_serves_all_threads_wherever_a_call_is_interrupted(client: Client
 def _assert_nothing_is_held(client: Client) -> None:
     engine = client._engine
     assert engine is not None
-    wait_until_blocking(lambda: not any(each._under_way or each._size for each in engine.seen.numberings.values()))
+    wait_until_blocking(lambda: not any(each._in_flight or each._size for each in engine.seen.numberings.values()))
     wait_until_blocking(lambda: not any(link.is_busy or link._pending for link in engine._links.values()))
     assert not engine._admission.waiting
     assert engine._reader is None

@@ -1,8 +1,10 @@
 """URLs name a cluster; errors say what is wrong with them."""
 
+from typing import Any
+
 import pytest
 
-from kvstore.client.core.config import ClientConfig, parse_url
+from kvstore.client.core.config import ClientConfig, as_config, parse_url
 from kvstore.rpc.login import Login
 
 
@@ -79,3 +81,31 @@ def test_all_wrong_times_are_named_at_once() -> None:
 def test_time_that_no_timer_can_hold_is_refused(time_s: float) -> None:
     with pytest.raises(ValueError, match="timeout_s: expected more than 0 and at most 1e"):
         ClientConfig(endpoints=("a:1",), timeout_s=time_s)
+
+
+@pytest.mark.parametrize("time_s", ["5", None])
+def test_time_that_is_no_number_is_refused(time_s: Any) -> None:
+    with pytest.raises(ValueError, match=f"timeout_s: expected more than 0 and at most .*, got {time_s!r}"):
+        ClientConfig(endpoints=("a:1",), timeout_s=time_s)
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "message"),
+    [
+        ("a:1", "expected a tuple of host:port as endpoints, got 'a:1'"),
+        (("a",), r"expected a tuple of host:port as endpoints, got \('a',\)"),
+        (("a:b",), "expected host:port, got 'a:b'"),
+        ((7401,), r"expected a tuple of host:port as endpoints, got \(7401,\)"),
+    ],
+    ids=str,
+)
+def test_endpoints_without_host_and_port_are_refused(endpoints: Any, message: str) -> None:
+    """A client of the endpoints `a:1` asked the server `a` at port 443."""
+    with pytest.raises(ValueError, match=message):
+        ClientConfig(endpoints=endpoints)
+
+
+@pytest.mark.parametrize("cluster", [None, b"kv://user:secret@a:1", ["a:1"]], ids=str)
+def test_cluster_that_is_no_url_is_refused_by_its_type(cluster: Any) -> None:
+    with pytest.raises(ValueError, match=f"expected a URL .* or a ClientConfig, got {type(cluster).__name__}$"):
+        as_config(cluster)

@@ -45,12 +45,12 @@ def test_refusal_of_a_served_login_is_final_only_on_a_new_connection() -> None:
 def test_asyncio_callers_get_their_own_copy_of_the_last_error() -> None:
     """Raising a kept exception again makes it keep the frames of all its callers."""
     nothing: Any = None
-    config = ClientConfig(endpoints=("a",))
+    config = ClientConfig(endpoints=("a:1",))
     links = AsyncLinks(
         library_env("links"), config, Routing(), nothing, changed=lambda: None, on_answers=lambda _: None, tokens={}
     )
     for error in (REMOVED, NOBODY):
-        link: Any = SimpleNamespace(address="a", state=LinkState.DOWN, frames=0, login_error=error)
+        link: Any = SimpleNamespace(address="a:1", state=LinkState.DOWN, frames=0, login_error=error)
         links._on_change(link)
         first, second = (links.login_error_or_none(is_late=False) for _ in range(2))
         assert type(first) is NotAuthenticated

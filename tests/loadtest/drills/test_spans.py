@@ -9,16 +9,16 @@ OLD = f"""2026-01-01 10:00:00,000 INFO kvstore.partition.election.upkeep partiti
 2026-01-01 10:00:00,100 INFO {REPLICA} partition=p1 n1 is ready to lead
 2026-01-01 10:00:00,110 INFO {REPLICA} partition=p1 SERVING -> YIELDING on Yielded(successor='n1')
 a line of something else
-2026-01-01 10:00:05,000 INFO {REPLICA} partition=p2 FOLLOWING -> STANDING on LeaderRead(record=None)
+2026-01-01 10:00:05,000 INFO {REPLICA} partition=p2 FOLLOWING -> CANDIDATE on LeaderRead(record=None)
 """
 NEW = f"""2026-01-01 10:00:00,115 INFO {REPLICA} partition=p1 FOLLOWING -> CLAIMING on Offered(term=2)
 2026-01-01 10:00:00,120 INFO {REPLICA} partition=p1 CLAIMING -> OPENING on Claimed()
 2026-01-01 10:00:00,140 INFO kvstore.wal.takeover partition=p1 epoch=3 opened ledger=7 after Position(ledger=6, entry=1)
 2026-01-01 10:00:00,150 INFO {REPLICA} partition=p1 OPENING -> SERVING on Opened()
-2026-01-01 10:00:05,010 INFO {REPLICA} partition=p2 FOLLOWING -> STANDING on LeaderRead(record=None)
-2026-01-01 10:00:05,020 INFO {REPLICA} partition=p2 STANDING -> CLAIMING on Tick()
+2026-01-01 10:00:05,010 INFO {REPLICA} partition=p2 FOLLOWING -> CANDIDATE on LeaderRead(record=None)
+2026-01-01 10:00:05,020 INFO {REPLICA} partition=p2 CANDIDATE -> CLAIMING on Tick()
 2026-01-01 10:00:05,600 INFO {REPLICA} partition=p2 OPENING -> SERVING on Opened()
-2026-01-01 10:00:09,000 INFO {REPLICA} partition=p3 FOLLOWING -> STANDING on LeaderRead(record=None)
+2026-01-01 10:00:09,000 INFO {REPLICA} partition=p3 FOLLOWING -> CANDIDATE on LeaderRead(record=None)
 """
 
 

@@ -169,7 +169,7 @@ async def test_successor_replaces_leader_znode_without_a_gap(tree: MemoryTree) -
     await a.claim(FIRST)
     seen: list[bytes | None] = []
     tree.observers.append(lambda path, old, new: seen.append(new) if path == a.leader_path else None)
-    assert await b.succeed(await a.term(), SECOND)
+    assert await b.replace_leader(await a.term(), SECOND)
     assert await a.leader() == SECOND
     assert await b.leader_seen(SECOND.nonce) == (SECOND, False)
 
@@ -180,7 +180,7 @@ async def test_offer_is_void_after_any_claim(tree: MemoryTree) -> None:
     await a.claim(FIRST)
     offered = await a.term()
     assert await a.claim(FIRST), "it stays leader and withdraws the offer"
-    assert not await b.succeed(offered, SECOND)
+    assert not await b.replace_leader(offered, SECOND)
     assert await a.leader() == FIRST
 
 

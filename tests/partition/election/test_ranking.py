@@ -72,7 +72,7 @@ def test_unknown_fields_of_later_releases_are_ignored() -> None:
 
 def test_stopped_replica_does_not_count_in_ranks() -> None:
     found = published(a=9, b=5, c=5)
-    assert (rank_of(B, found, (A, B, C)), furthest(found, besides=C)) == (1, [A, B])
+    assert (rank_of(B, found, (A, B, C)), furthest(found, excluding=C)) == (1, [A, B])
     found[A] = replace(found[A], is_stopped=True)
-    assert (rank_of(B, found, (A, B, C)), furthest(found, besides=C)) == (0, [B])
+    assert (rank_of(B, found, (A, B, C)), furthest(found, excluding=C)) == (0, [B])
     assert rank_of(C, found, (A, B, C)) == 1

@@ -183,11 +183,11 @@ async def test_stopped_replica_watches_nothing(world: World) -> None:
 @pytest.mark.parametrize("said", [(True, False), (False, True)])
 async def test_last_finding_within_a_turn_bars_or_frees(world: World, said: tuple[bool, bool]) -> None:
     """Regression: a replica whose investigation had ended stayed barred, or one in doubt was freed."""
-    world.replica._owner.is_barred = said[1]
+    world.replica._machine.is_barred = said[1]
     for each in said:
         world.replica.following.bar_soon(each)
     await asyncio.sleep(0)
-    assert world.replica._owner.is_barred is said[1]
+    assert world.replica._machine.is_barred is said[1]
 
 
 class Proving:

@@ -193,15 +193,15 @@ def slow(p: Partition) -> None:
 
 def test_operations_gather_after_an_entry_and_leave_in_one(p: Partition) -> None:
     p.submit(Put(b"a", b"1"))
-    assert [entry.keys for entry in p.under_way()] == [[b"a"]], "no entry was sent recently, so this one leaves at once"
+    assert [entry.keys for entry in p.in_flight()] == [[b"a"]], "no entry was sent recently, so this one leaves at once"
     p.submit(Put(b"b", b"1"))
     p.wait(FULL_S / 2)
     tokens = p.submit(Put(b"c", b"1"))
-    assert [entry.keys for entry in p.under_way()] == [[b"a"]]
+    assert [entry.keys for entry in p.in_flight()] == [[b"a"]]
     p.acknowledge()
-    assert p.under_way() == [], "the delay continues when the entry is acknowledged"
+    assert p.in_flight() == [], "the delay continues when the entry is acknowledged"
     p.wait(FULL_S)
-    assert [entry.keys for entry in p.under_way()] == [[b"b", b"c"]]
+    assert [entry.keys for entry in p.in_flight()] == [[b"b", b"c"]]
     p.acknowledge()
     assert p.result(tokens[0]) == 103
 
@@ -210,13 +210,13 @@ def test_operations_leave_at_once_with_idle_processors(p: Partition) -> None:
     p.starved = 0.0
     p.submit(Put(b"a", b"1"))
     p.submit(Put(b"b", b"1"))
-    assert [entry.keys for entry in p.under_way()] == [[b"a"], [b"b"]]
+    assert [entry.keys for entry in p.in_flight()] == [[b"a"], [b"b"]]
 
 
 def test_many_operations_leave_at_once(p: Partition) -> None:
     p.submit(Put(b"a", b"1"))
     p.submit(*(Put(b"k%d" % number, b"1") for number in range(ENOUGH_ITEMS)))
-    assert [len(entry.keys) for entry in p.under_way()] == [1, ENOUGH_ITEMS]
+    assert [len(entry.keys) for entry in p.in_flight()] == [1, ENOUGH_ITEMS]
 
 
 def test_read_that_waits_for_an_append_ends_the_delay() -> None:
@@ -225,7 +225,7 @@ def test_read_that_waits_for_an_append_ends_the_delay() -> None:
     p.submit(Put(b"a", b"1"))
     p.submit(Put(b"b", b"1"))
     (read,) = p.submit(Get(b"a", Flag(0)))
-    assert [entry.keys for entry in p.under_way()] == [[b"a"], [b"b"]]
+    assert [entry.keys for entry in p.in_flight()] == [[b"a"], [b"b"]]
     p.acknowledge(2)
     assert p.result(read) != "waits"
 
@@ -235,8 +235,8 @@ def test_releasing_leader_does_not_delay(p: Partition) -> None:
     (token,) = p.submit(Put(b"b", b"1"))
     released = p.loop.create_task(p.leader.release())
     p.settle()
-    assert [entry.keys for entry in p.under_way()] == [[b"a"], [b"b"]]
-    while p.log.under_way:
+    assert [entry.keys for entry in p.in_flight()] == [[b"a"], [b"b"]]
+    while p.log.in_flight:
         p.acknowledge()
         p.settle()
     assert p.result(token) == 102
@@ -249,7 +249,7 @@ def test_consecutive_records_do_not_prolong_the_delay(p: Partition) -> None:
     for _ in range(3):
         proof = p.loop.create_task(p.leader.prove())
         p.wait(FULL_S / 3)
-        while p.log.under_way:
+        while p.log.in_flight:
             p.acknowledge()
         assert proof.done()
     assert p.caller.results[max(p.caller.results)] == 102, "the write was sent in time"
@@ -259,10 +259,10 @@ def test_delayed_write_renews_the_lease(p: Partition) -> None:
     p.submit(Put(b"a", b"1"))
     p.acknowledge()
     p.submit(Put(b"b", b"1"))
-    assert p.under_way() == []
+    assert p.in_flight() == []
     p.leader._read_lease.lease_until = p.now() + 0.05
     p.submit(Get(b"a"))
-    assert [entry.keys for entry in p.under_way()] == [[b"b"]]
+    assert [entry.keys for entry in p.in_flight()] == [[b"b"]]
 
 
 def test_read_of_an_expired_key_is_not_delayed(p: Partition) -> None:
@@ -270,7 +270,7 @@ def test_read_of_an_expired_key_is_not_delayed(p: Partition) -> None:
     p.wait(0.2)
     p.submit(Put(b"a", b"1"))
     (read,) = p.submit(Get(b"brief"))
-    assert [entry.keys for entry in p.under_way()] == [[b"a"], [b"brief"]]
+    assert [entry.keys for entry in p.in_flight()] == [[b"a"], [b"brief"]]
     p.acknowledge(2)
     assert p.result(read) is None
 
@@ -281,7 +281,7 @@ def test_parts_of_an_oversized_batch_are_not_delayed(p: Partition) -> None:
     p.starved = 1.0
     p.wait(1)
     p.submit(DeleteRange(b"r", b"s"))
-    assert [len(entry.keys) for entry in p.under_way()] == [RANGE_KEYS_MAX, 500]
+    assert [len(entry.keys) for entry in p.in_flight()] == [RANGE_KEYS_MAX, 500]
 
 
 def test_leader_that_ends_during_a_delay_refuses_what_has_gathered(p: Partition) -> None:
@@ -291,7 +291,7 @@ def test_leader_that_ends_during_a_delay_refuses_what_has_gathered(p: Partition)
     p.settle()
     assert isinstance(p.result(token), NotLeader)
     p.wait(1)
-    assert [entry.keys for entry in p.under_way()] == [[b"a"]]
+    assert [entry.keys for entry in p.in_flight()] == [[b"a"]]
 
 
 def test_engine_that_is_behind_is_awaited_after_a_delay(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,10 +299,10 @@ def test_engine_that_is_behind_is_awaited_after_a_delay(p: Partition, monkeypatc
     p.submit(Put(b"b", b"1"))
     monkeypatch.setattr(p.engine, "is_behind", lambda: True)
     p.wait(FULL_S + BEHIND_S / 2)
-    assert [entry.keys for entry in p.under_way()] == [[b"a"]]
+    assert [entry.keys for entry in p.in_flight()] == [[b"a"]]
     monkeypatch.undo()
     p.wait(2 * BEHIND_S)
-    assert [entry.keys for entry in p.under_way()] == [[b"a"], [b"b"]]
+    assert [entry.keys for entry in p.in_flight()] == [[b"a"], [b"b"]]
 
 
 def test_leader_delays_longer_while_pinned(p: Partition) -> None:
@@ -314,6 +314,6 @@ def test_leader_delays_longer_while_pinned(p: Partition) -> None:
     p.submit(Put(b"b", b"1"))
     p.acknowledge()
     p.wait(FULL_S + TICK_S)
-    assert p.under_way() == [], "it would have been sent by now"
+    assert p.in_flight() == [], "it would have been sent by now"
     p.wait(DELAY_MAX_S - FULL_S)
-    assert [entry.keys for entry in p.under_way()] == [[b"b"]]
+    assert [entry.keys for entry in p.in_flight()] == [[b"b"]]

@@ -27,7 +27,7 @@ def test_records_beyond_the_limit_are_refused_without_effects(p: Partition) -> N
     records = [p.loop.create_task(p.leader.append_record(MarkRecord("pin", 0, takes=False))) for _ in range(count)]
     proof = p.loop.create_task(p.leader.prove())
     p.settle()
-    assert len(p.log.under_way) == ALL_IN_FLIGHT_MAX
+    assert len(p.log.in_flight) == ALL_IN_FLIGHT_MAX
     assert [isinstance(each.exception(), Overloaded) for each in (*records, proof) if each.done()] == [True] * 5
     p.acknowledge(ALL_IN_FLIGHT_MAX)
     assert p.do(Put(b"a", b"1"), Put(b"b", b"1")) == [1, 2]
@@ -42,11 +42,11 @@ def test_leader_keeps_slots_for_records() -> None:
     for number in range(2 * IN_FLIGHT_LIMIT):
         tokens += p.submit(Put(b"%d" % number, b"1"))
         p.settle()
-    assert len(p.log.under_way) == IN_FLIGHT_LIMIT
+    assert len(p.log.in_flight) == IN_FLIGHT_LIMIT
     record = p.loop.create_task(p.leader.append_record(MarkRecord("pin", 0, takes=False)))
     p.settle()
-    assert len(p.log.under_way) == IN_FLIGHT_LIMIT + 1
-    while p.log.under_way:
+    assert len(p.log.in_flight) == IN_FLIGHT_LIMIT + 1
+    while p.log.in_flight:
         p.acknowledge()
     assert record.done()
     assert [p.result(token) for token in tokens[:3]] == [1, 2, 3]
@@ -58,8 +58,8 @@ def test_batch_with_malformed_operation_is_sent_as_fast_as_the_log_takes(p: Part
     many = ALL_IN_FLIGHT_MAX + 50
     malformed: Any = Put(b"bad", "text")  # type: ignore[arg-type]
     tokens = p.submit(*(Put(b"%d" % number, b"1") for number in range(many)), malformed)
-    assert len(p.log.under_way) == ALL_IN_FLIGHT_MAX
-    while p.log.under_way:
+    assert len(p.log.in_flight) == ALL_IN_FLIGHT_MAX
+    while p.log.in_flight:
         p.acknowledge()
     assert [p.result(token) for token in tokens[:-1]] == list(range(1, many + 1))
     assert isinstance(p.result(tokens[-1]), InvalidRequest)

@@ -22,10 +22,10 @@ def send(p: Partition, record: MarkRecord) -> Any:
 @pytest.mark.parametrize("is_acknowledged", [True, False])
 def test_pin_that_is_older_than_the_last_one_is_refused(is_acknowledged: bool) -> None:
     p = Partition(PartitionConfig(expiry_sweep_s=0)).start()
-    sent = len(p.log.under_way)
+    sent = len(p.log.in_flight)
     first = send(p, MarkRecord("one", 1 << 60, True, 5))
     if is_acknowledged:
-        p.acknowledge(len(p.log.under_way))
+        p.acknowledge(len(p.log.in_flight))
         assert first.done()
     for number in (4, 5):
         refused = send(p, MarkRecord("two", 1 << 60, True, number))
@@ -38,6 +38,6 @@ def test_pin_that_is_older_than_the_last_one_is_refused(is_acknowledged: bool) -
         send(p, MarkRecord("x", 9, True)),
     ]
     assert not any(each.done() for each in allowed), "these keep nothing, or have no number"
-    p.acknowledge(len(p.log.under_way))
-    assert len(p.log.under_way) == sent
+    p.acknowledge(len(p.log.in_flight))
+    assert len(p.log.in_flight) == sent
     assert p.state.mark == 5

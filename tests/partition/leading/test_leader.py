@@ -56,13 +56,13 @@ def test_leader_does_not_serve_when_its_first_record_is_lost() -> None:
 
 def test_first_mutation_on_an_idle_partition_leaves_at_once(p: Partition) -> None:
     p.submit(Put(b"a", b"1"))
-    assert [entry.keys for entry in p.under_way()] == [[b"a"]]
+    assert [entry.keys for entry in p.in_flight()] == [[b"a"]]
     assert p.loop.time() == 0
 
 
 def test_mutations_of_one_turn_share_an_entry(p: Partition) -> None:
     tokens = p.submit(Put(b"a", b"1"), Put(b"b", b"2"), Put(b"a", b"3"))
-    (entry,) = p.under_way()
+    (entry,) = p.in_flight()
     assert (entry.keys, entry.first_seq) == ([b"a", b"b", b"a"], 1)
     p.acknowledge()
     assert [p.result(token) for token in tokens] == [1, 2, 3]
@@ -71,7 +71,7 @@ def test_mutations_of_one_turn_share_an_entry(p: Partition) -> None:
 def test_reads_and_puts_of_one_call_take_separate_paths(p: Partition) -> None:
     p.leader.submit((Put(b"a", b"1"), Scan(b"", b"", 10), Put(b"b", b"2")), p.caller, (101, 102, 103))
     p.settle()
-    (entry,) = p.under_way()
+    (entry,) = p.in_flight()
     assert entry.keys == [b"a", b"b"]
     p.acknowledge()
     assert [p.result(token) for token in (101, 103)] == [1, 2]
@@ -81,15 +81,15 @@ def test_reads_and_puts_of_one_call_take_separate_paths(p: Partition) -> None:
 def test_mutations_gather_while_all_slots_are_taken(p: Partition) -> None:
     for number in range(8):
         p.submit(Put(b"k%d" % number, b"v"))
-    assert [entry.keys for entry in p.under_way()] == [[b"k0"], [b"k1"], [b"k2"], [b"k3"]]
+    assert [entry.keys for entry in p.in_flight()] == [[b"k0"], [b"k1"], [b"k2"], [b"k3"]]
     p.acknowledge()
-    assert [entry.keys for entry in p.under_way()] == [[b"k1"], [b"k2"], [b"k3"], [b"k4", b"k5", b"k6", b"k7"]]
+    assert [entry.keys for entry in p.in_flight()] == [[b"k1"], [b"k2"], [b"k3"], [b"k4", b"k5", b"k6", b"k7"]]
 
 
 def test_entry_is_bounded_and_one_operation_may_exceed_it(p: Partition) -> None:
     large = b"x" * (200 << 10)
     p.submit(*(Put(b"k%d" % number, large) for number in range(6)), Put(b"huge", b"x" * (1 << 20)))
-    assert [len(entry.keys) for entry in p.under_way()] == [2, 2, 2, 1]
+    assert [len(entry.keys) for entry in p.in_flight()] == [2, 2, 2, 1]
 
 
 def test_answers_wait_until_the_entry_is_applied(p: Partition) -> None:
@@ -278,7 +278,7 @@ def test_leader_pauses_writes_while_the_engine_is_behind() -> None:
     engine.behind = True
     (held,) = p.submit(Put(b"a", b"2"))
     p.wait(0.2)
-    assert p.under_way() == []
+    assert p.in_flight() == []
     assert p.do(Get(b"a")).value == b"1"
     engine.behind = False
     p.wait(0.02)
@@ -297,7 +297,7 @@ def test_expired_queue_items_are_refused_and_not_appended() -> None:
     assert isinstance(p.result(late), Unavailable)
     assert p.result(flying) == p.result(in_time) == "waits"
     p.acknowledge()
-    assert [entry.keys for entry in p.under_way()] == [[b"c"]]
+    assert [entry.keys for entry in p.in_flight()] == [[b"c"]]
 
 
 @pytest.mark.parametrize(

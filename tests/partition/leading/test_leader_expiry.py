@@ -48,7 +48,7 @@ def test_expired_key_is_absent_and_its_delete_is_logged_first(p: Partition) -> N
     p.wait(0.001)
     (token,) = p.submit(Get(b"a"))
     assert p.result(token) == "waits"
-    assert [kind & KIND for kind in p.under_way()[0].kinds] == [DELETE]
+    assert [kind & KIND for kind in p.in_flight()[0].kinds] == [DELETE]
     p.acknowledge()
     assert p.result(token) is None
     assert p.state.key_count == 0
@@ -121,7 +121,7 @@ def test_unread_keys_are_deleted_after_their_expiry() -> None:
     p.do(*(Put(b"k%d" % number, b"v", 300, RELATIVE) for number in range(3)), Put(b"z", b"v", 9000, RELATIVE))
     assert p.do(Count()) == 4
     p.wait(1.1)
-    p.acknowledge(len(p.log.under_way))
+    p.acknowledge(len(p.log.in_flight))
     assert p.do(Count()) == 1
 
 
@@ -133,7 +133,7 @@ def test_expired_keys_are_deleted_as_fast_as_they_come_under_load() -> None:
     rounds = 0
     while p.state.key_count > 1 and rounds < 200:
         p.submit(*(Put(b"busy", b"%d" % number) for number in range(20)))
-        if p.log.under_way:
+        if p.log.in_flight:
             p.acknowledge()
         p.wait(0.02)
         rounds += 1
@@ -195,12 +195,12 @@ def test_undeletable_keys_do_not_hide_others_from_the_sweep(monkeypatch: pytest.
     serving_ranges.writable = tokens
     for _ in range(30):
         p.wait(0.1)
-        p.acknowledge(len(p.log.under_way))
+        p.acknowledge(len(p.log.in_flight))
     assert p.state.key_count == len(kept)
     serving_ranges.writable = EVERYTHING
     for _ in range(30):
         p.wait(0.1)
-        p.acknowledge(len(p.log.under_way))
+        p.acknowledge(len(p.log.in_flight))
     assert p.state.key_count == 0
 
 
@@ -228,7 +228,7 @@ def test_sweeps_do_not_step_over_old_deletes_again(
     def run(seconds: int) -> None:
         for _ in range(10 * seconds):
             p.wait(0.1)
-            p.acknowledge(len(p.log.under_way))
+            p.acknowledge(len(p.log.in_flight))
 
     p.do(Put(b"a", b"1", 100, RELATIVE))
     run(15)

@@ -88,7 +88,7 @@ def send(p: Partition, record: MoveRecord) -> Any:
 def log(p: Partition, record: MoveRecord) -> Position:
     """Append a record and acknowledge it."""
     task = send(p, record)
-    p.acknowledge(len(p.log.under_way))
+    p.acknowledge(len(p.log.in_flight))
     position: Position = task.result()
     return position
 
@@ -139,7 +139,7 @@ def test_moved_operation_is_redirected() -> None:
 def test_freeze_stops_writes_from_its_send_and_reads_continue(p: Partition) -> None:
     freezing = send(p, Freeze(1, P2, MOVING))
     write, other = p.submit(Put(M1, b"3"), Put(S1, b"4"))
-    assert [entry.keys for entry in p.under_way()] == [[], [S1]], "the freeze, and a write outside its range"
+    assert [entry.keys for entry in p.in_flight()] == [[], [S1]], "the freeze, and a write outside its range"
     p.acknowledge(2)
     assert freezing.done()
     assert (p.result(write), p.result(other)) == ("waits", p.state.seq)
@@ -158,7 +158,7 @@ def test_batch_touching_a_frozen_range_waits_as_a_whole(p: Partition) -> None:
     assert p.result(both) == p.result(everything) == "waits"
     assert p.do(Get(S1)).value == b"2"
     log(p, Unfreeze(1))
-    while p.log.under_way:
+    while p.log.in_flight:
         p.acknowledge()
     assert sorted(p.result(both)) == [3, 4]
     assert p.result(everything) == 2
@@ -178,7 +178,7 @@ def test_expired_key_in_a_frozen_range_is_absent_and_not_deleted(p: Partition) -
     log(p, Freeze(1, P2, MOVING))
     p.wall_offset_ms = 2000
     (read,) = p.submit(Get(M1))
-    assert [entry.kinds for entry in p.under_way()] == [b"\x04"], "an entry without effect advances the time"
+    assert [entry.kinds for entry in p.in_flight()] == [b"\x04"], "an entry without effect advances the time"
     p.acknowledge()
     assert p.result(read) is None
     assert p.state.key_count == 2
@@ -470,13 +470,13 @@ def test_operations_behind_a_waiting_batch_wait(p: Partition) -> None:
     )
     also = Batch(S2, (Put(S2, b"third"), Put(S1, b"third")))
     (third, last) = p.submit(also, Put(S2, b"last"))
-    p.acknowledge(len(p.log.under_way))
+    p.acknowledge(len(p.log.in_flight))
     assert [p.result(each) for each in (first, second, third, last)] == ["waits"] * 4
     assert isinstance(p.result(other), int)
     assert freeze is not None
     log(p, Unfreeze(1))
     p.settle()
-    p.acknowledge(len(p.log.under_way))
+    p.acknowledge(len(p.log.in_flight))
     assert p.do(Get(S1)).value == b"third"
     assert p.do(Get(S2)).value == b"last"
     assert not p.leader.serving_ranges.blocked_keys

@@ -50,7 +50,7 @@ def test_read_now_needs_a_fresh_lease(p: Partition) -> None:
 def test_read_now_uses_the_lease_while_a_renewal_is_in_flight(p: Partition) -> None:
     p.wait(LEASE_MS / 1000 * 0.6)
     p.submit(Get(b"k"))
-    assert len(p.log.under_way) == 1
+    assert len(p.log.in_flight) == 1
     assert p.read_now(b"k") is not NOT_NOW
     p.wait(LEASE_MS / 1000 * 0.5)
     assert p.read_now(b"k") is NOT_NOW

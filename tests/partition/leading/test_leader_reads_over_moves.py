@@ -62,7 +62,7 @@ def test_released_range_is_not_read_from_the_send(p: Partition, level: Level) ->
     releasing = send(p, Release(1, named, 2))
     (read,) = p.submit(Get(M1, level))
     assert not releasing.done()
-    p.acknowledge(len(p.log.under_way))
+    p.acknowledge(len(p.log.in_flight))
     assert isinstance(p.result(read), Moved)
     assert p.do(Get(S1, level)).value == b"2"
 
@@ -71,7 +71,7 @@ def test_read_waiting_for_a_proof_is_not_answered_after_the_release(p: Partition
     named = freeze(p)
     (read,) = p.submit(Get(M1, Level.STRICT))
     releasing = send(p, Release(1, named, 2))
-    p.acknowledge(len(p.log.under_way))
+    p.acknowledge(len(p.log.in_flight))
     assert releasing.done()
     assert isinstance(p.result(read), Moved)
 

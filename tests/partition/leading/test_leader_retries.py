@@ -84,7 +84,7 @@ def test_retry_gets_the_answer_of_an_attempt_in_flight(p: Partition, op: Any) ->
     assert p.result(again) == "waits"
     p.acknowledge()
     assert repr(p.result(again)) == repr(p.result(first))
-    assert len(p.log.under_way) == 0
+    assert len(p.log.in_flight) == 0
 
 
 def test_retry_within_one_entry_gets_the_same_answer(p: Partition) -> None:

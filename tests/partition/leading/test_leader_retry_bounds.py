@@ -60,7 +60,7 @@ def test_sequence_on_many_keys_counts_as_many_results() -> None:
 def test_results_in_flight_count_towards_the_bound() -> None:
     p = Partition(CONFIG).start()
     tokens = p.submit(*(Put(b"k%d" % n, b"v", request=RequestId(X, n + 1, 1, TIME_MS)) for n in range(300)))
-    while p.log.under_way:
+    while p.log.in_flight:
         p.acknowledge()
     refused = [token for token in tokens if isinstance(p.result(token), Overloaded)]
     assert len(refused) == 300 - RESULTS_MAX
@@ -72,7 +72,7 @@ def test_range_deletes_that_end_together_keep_the_bound() -> None:
     p = Partition(CONFIG).start()
     p.do(*(Put(b"k%05d" % n, b"v") for n in range(1_100)))
     p.submit(*(DeleteRange(b"k", b"k%d" % n, request=RequestId(X, n + 1, 1, TIME_MS)) for n in range(100)))
-    while p.log.under_way:
+    while p.log.in_flight:
         p.acknowledge()
     check(p)
 
@@ -176,7 +176,7 @@ def test_bounds_hold_for_any_requests_and_nothing_is_applied_twice(turns: list[l
     counted: set[tuple[bytes, int]] = set()
     for ops in turns:
         tokens = p.submit(*ops)
-        while p.log.under_way:
+        while p.log.in_flight:
             p.acknowledge()
             check(p)
         for op, token in zip(ops, tokens, strict=True):

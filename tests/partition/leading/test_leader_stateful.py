@@ -147,7 +147,7 @@ class Leading(RuleBasedStateMachine):
 
     def acknowledge_one(self) -> None:
         self.acknowledged = self.snapshots.popleft()
-        self.log.append(self.p.log.under_way[0][0])
+        self.log.append(self.p.log.in_flight[0][0])
         self.p.log.acknowledge()
 
     def completed(self, token: int, result: Any) -> None:
@@ -195,7 +195,7 @@ class Leading(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 4))
     def entries_are_acknowledged(self, count: int) -> None:
-        for _ in range(min(count, len(self.p.log.under_way))):
+        for _ in range(min(count, len(self.p.log.in_flight))):
             self.acknowledge_one()
         self.p.settle()
 
@@ -209,7 +209,7 @@ class Leading(RuleBasedStateMachine):
 
     @rule(survivors=st.integers(0, 4), crash=st.booleans(), keep=st.integers(0, 30))
     def the_leader_is_lost(self, survivors: int, crash: bool, keep: int) -> None:
-        surviving = [logged for logged, _, _ in self.p.log.under_way][:survivors]
+        surviving = [logged for logged, _, _ in self.p.log.in_flight][:survivors]
         self.p.log.fail(UNKNOWN)
         self.p.leader.stop(NotLeader("p1"))
         self.p.settle()
@@ -230,7 +230,7 @@ class Leading(RuleBasedStateMachine):
     def the_leader_hands_over(self) -> None:
         release = self.p.loop.create_task(self.p.leader.release())
         self.p.settle()
-        while self.p.log.under_way:
+        while self.p.log.in_flight:
             self.acknowledge_one()
             self.p.settle()
         assert release.done()
@@ -251,7 +251,7 @@ class Leading(RuleBasedStateMachine):
         assert state.record_time_ms == self.acknowledged.time_ms
         assert not self.p.fatal
         assert not self.p.loop.errors
-        assert len(self.p.leader._evaluator._overlay.layers) == len(self.p.log.under_way)
+        assert len(self.p.leader._evaluator._overlay.layers) == len(self.p.log.in_flight)
         check_indexes(state)
 
 

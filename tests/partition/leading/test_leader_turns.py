@@ -82,18 +82,18 @@ def test_values_of_effectless_writes_are_bounded_while_an_entry_is_stuck() -> No
     bound = 4 << 20
     p = stuck(queue_bytes_max=bound, queue_items_max=1000)
     tokens = p.submit(*(Put(b"k", b"", flags=ABSENT_OR_OLD) for _ in range(3000)))
-    observed = p.leader._observed
-    assert bound <= observed.bytes <= bound + 2 * ENTRY_READ_MAX
-    assert len(p.leader._queue) == 1000 - observed.count > 0
+    unlogged = p.leader._unlogged
+    assert bound <= unlogged.bytes <= bound + 2 * ENTRY_READ_MAX
+    assert len(p.leader._queue) == 1000 - unlogged.count > 0
     refused = [p.result(token) for token in tokens if p.result(token) != "waits"]
     assert {type(each) for each in refused} == {Overloaded}, "operations beyond the bound are refused at once"
     assert len(refused) < len(tokens)
     p.acknowledge()
-    while p.leader._queue or p.log.under_way:
+    while p.leader._queue or p.log.in_flight:
         p.settle()
-        p.acknowledge(len(p.log.under_way))
+        p.acknowledge(len(p.log.in_flight))
     assert not {type(p.result(token)) for token in tokens} - {tuple, Overloaded}
-    assert (observed.count, observed.bytes, observed.is_full) == (0, 0, False)
+    assert (unlogged.count, unlogged.bytes, unlogged.is_full) == (0, 0, False)
 
 
 # docs/protocol.md P10
@@ -107,7 +107,7 @@ def test_writes_without_effects_are_refused_after_waiting_too_long() -> None:
     answered = [each for each in results if each != "waits"]
     assert len(answered) >= 2 * 13
     assert {type(each) for each in answered} == {Unavailable}, "nothing of it was done"
-    assert p.leader._observed.count == len(results) - len(answered)
+    assert p.leader._unlogged.count == len(results) - len(answered)
 
 
 def test_recognised_retry_is_unknown_after_waiting_too_long() -> None:
@@ -131,8 +131,8 @@ def test_read_waiting_for_a_stuck_delete_is_refused_in_time(p: Partition, read: 
     tokens += p.submit(Get(b"k"))
     p.wait(3)
     assert isinstance(p.result(tokens[0]), Unavailable)
-    while p.log.under_way:
-        p.acknowledge(len(p.log.under_way))
+    while p.log.in_flight:
+        p.acknowledge(len(p.log.in_flight))
     assert p.result(tokens[1]) is None
     assert len(p.leader.reads) == 0
 
@@ -148,7 +148,7 @@ def test_read_of_an_expired_key_needs_no_delete_once_record_time_passed(read: Op
     p.engine.behind = True  # type: ignore[attr-defined]  # a slow disk: no write is decided on
     (token,) = p.submit(read)
     for _ in range(8):
-        p.acknowledge(len(p.log.under_way))  # the lease is renewed
+        p.acknowledge(len(p.log.in_flight))  # the lease is renewed
         p.wait(0.1)
     assert p.result(token) in (None, ([b"z"], None))
 
@@ -224,8 +224,8 @@ def test_deletes_of_large_expired_records_continue_in_the_next_entry(p: Partitio
     caller = Caller()
     p.loop.call_soon(p.leader._reap, [b"k%02d" % number for number in range(12)], caller)
     p.settle()
-    while p.log.under_way:
-        p.acknowledge(len(p.log.under_way))
+    while p.log.in_flight:
+        p.acknowledge(len(p.log.in_flight))
     assert p.state.key_count == 0
     assert 3 <= len(p.log.acknowledged) - before <= 4
     assert caller.results == {0: None}

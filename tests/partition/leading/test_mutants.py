@@ -55,7 +55,7 @@ def answer_before_it_is_applied(patch: Patch) -> None:
 
     def early(self: Leader, position: Position | None, sent_at: float, error: StoreError | None) -> None:
         if error is None and self._in_flight:
-            self._answers.give_all(self._in_flight[0].replies)
+            self._answers.deliver_all(self._in_flight[0].replies)
             self._in_flight[0].replies = []
         done(self, position, sent_at, error)
 
@@ -66,7 +66,7 @@ def answer_before_the_acknowledgement(patch: Patch) -> None:
     append = Leader._append
 
     def early(self: Leader, made: NextEntry, replies: list[Any], *arrived: float) -> None:
-        self._answers.give_all(replies)
+        self._answers.deliver_all(replies)
         append(self, made, [], *arrived)
 
     patch.setattr(Leader, "_append", early)
@@ -127,13 +127,13 @@ def tell_a_failed_condition_at_once(patch: Patch) -> None:
         if decided.entry is not None:
             self._append(decided.entry, decided.replies)
         else:
-            self._answers.give_all(decided.replies)
+            self._answers.deliver_all(decided.replies)
 
     patch.setattr(Leader, "_send", dirty)
 
 
 def tell_a_failed_condition_without_a_lease(patch: Patch) -> None:
-    patch.setattr(LeaderReads, "observe", lambda self, replies: self._answers.give_all(replies))
+    patch.setattr(LeaderReads, "deliver_unlogged", lambda self, replies: self._answers.deliver_all(replies))
 
 
 def decide_without_what_is_in_flight(patch: Patch) -> None:

@@ -126,7 +126,7 @@ def told(steps: list[Step], config: PartitionConfig) -> tuple[list[str], list[by
     for step in steps:
         for ops in step:
             partition.submit(*ops)
-        while partition.log.under_way:
+        while partition.log.in_flight:
             partition.acknowledge()
             partition.state.retries.check()
         partition.wait(STEP_MS / 1000)
@@ -200,7 +200,7 @@ def test_puts_with_request_ids_match_single_evaluation(seed: int, bounds: dict[s
 def compared(steps: list[Step], bounds: dict[str, int]) -> tuple[int, int, int]:
     """Count how often puts were evaluated in columns, remembered in columns, and evaluated alone."""
     config = PartitionConfig(expiry_sweep_s=0, retry_window_ms=WINDOW_MS, **bounds)
-    together, are_plain, alone = evaluate.evaluate_batched, retry_table._are_plain, evaluate.Evaluator._asked_alone
+    together, are_plain, alone = evaluate.evaluate_batched, retry_table._are_plain, evaluate.Evaluator._single_request
     in_columns = at_once = lone = 0
 
     def counted(draft: Any, ops: Sequence[Op], *rest: Any) -> Sequence[int] | None:
@@ -222,11 +222,11 @@ def compared(steps: list[Step], bounds: dict[str, int]) -> tuple[int, int, int]:
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluate.Evaluator, "_asked_alone", counted_alone)
+        patch.setattr(evaluate.Evaluator, "_single_request", counted_alone)
         patch.setattr(evaluate, "evaluate_batched", counted)
         patch.setattr(retry_table, "_are_plain", counted_plain)
         found = told(steps, config)
-        patch.setattr(evaluate.Evaluator, "_asked_alone", lambda *_: None)
+        patch.setattr(evaluate.Evaluator, "_single_request", lambda *_: None)
         patch.setattr(evaluate, "evaluate_batched", lambda *_: None)
         patch.setattr(retry_table, "_are_plain", lambda *_: False)
         assert found == told(steps, config)

@@ -45,8 +45,8 @@ def told(steps: list[list[Op]]) -> tuple[list[str], list[bytes]]:
         else:
             for op in step:
                 partition.submit(op)
-        while partition.log.under_way:
-            partition.acknowledge(len(partition.log.under_way))
+        while partition.log.in_flight:
+            partition.acknowledge(len(partition.log.in_flight))
         partition.wait(0.002)
     return list(map(repr, partition.caller.results.values())), [each.payload for each in partition.log.acknowledged]
 
@@ -152,7 +152,7 @@ def told_together(steps: list[list[list[Op]]]) -> tuple[list[str], list[bytes]]:
     for step in steps:
         for ops in step:
             partition.submit(*ops)
-        while partition.log.under_way:
+        while partition.log.in_flight:
             partition.acknowledge()
         partition.wait(0.002)
     return list(map(repr, partition.caller.results.values())), [each.payload for each in partition.log.acknowledged]

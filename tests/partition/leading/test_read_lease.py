@@ -91,7 +91,7 @@ def test_leased_read_is_answered_in_its_turn(p: Partition) -> None:
     p.wait(0.1)
     (token,) = p.submit(Get(b"a"))
     assert value(p.result(token)) == b"1"
-    assert p.under_way() == []
+    assert p.in_flight() == []
 
 
 def test_lease_ends_by_the_clock_of_the_send(p: Partition) -> None:
@@ -114,7 +114,7 @@ def test_read_without_lease_waits_for_an_empty_append(p: Partition) -> None:
     p.acknowledge()
     assert value(p.result(first)) == b"1"
     assert p.result(second) is None
-    assert p.under_way() == []
+    assert p.in_flight() == []
 
 
 # docs/protocol.md P18
@@ -134,13 +134,13 @@ def test_reads_without_writes_renew_the_lease_in_time(p: Partition) -> None:
         (token,) = p.submit(Get(b"a"))
         assert value(p.result(token)) == b"1"
         renewals += len(p.sent_kinds())
-        p.acknowledge(len(p.log.under_way))
+        p.acknowledge(len(p.log.in_flight))
     assert 4 <= renewals <= 8, "2 s of reads with a lease of 0.5 s"
 
 
 def test_lease_is_not_renewed_without_reads(p: Partition) -> None:
     p.wait(10)
-    assert p.under_way() == []
+    assert p.in_flight() == []
 
 
 def test_every_read_appends_when_leases_are_off() -> None:
@@ -197,11 +197,11 @@ def test_strict_read_waits_for_an_append_sent_after_it(p: Partition) -> None:
 
 def test_strict_reads_of_one_turn_share_an_append(p: Partition) -> None:
     reads = p.submit(Get(b"a", STRICT), Get(b"b", STRICT))
-    assert len(p.under_way()) == 1
+    assert len(p.in_flight()) == 1
     p.acknowledge()
     assert [value(p.result(token)) for token in reads] == [b"1", None]
     _, read = p.submit(Put(b"b", b"2"), Get(b"b", STRICT))
-    assert [entry.keys for entry in p.under_way()] == [[b"b"]]
+    assert [entry.keys for entry in p.in_flight()] == [[b"b"]]
     p.acknowledge()
     assert value(p.result(read)) == b"2"
 
@@ -210,7 +210,7 @@ def test_strict_reads_of_one_turn_share_an_append(p: Partition) -> None:
 def test_proof_is_never_used_for_a_later_read(p: Partition) -> None:
     (first,) = p.submit(Get(b"a", STRICT))
     (second,) = p.submit(Get(b"a", STRICT))
-    assert len(p.under_way()) == 2
+    assert len(p.in_flight()) == 2
     p.acknowledge()
     assert value(p.result(first)) == b"1"
     assert p.result(second) == "waits"
@@ -246,7 +246,7 @@ def test_leader_behind_the_requests_sequence_refuses(p: Partition, op: Any) -> N
 def test_stale_reads_need_no_lease(p: Partition) -> None:
     p.wait(1)
     assert value(p.result(p.submit(Get(b"a", STALE))[0])) == b"1"
-    assert p.under_way() == []
+    assert p.in_flight() == []
 
 
 def test_session_reads_of_a_leader_need_a_lease(p: Partition) -> None:

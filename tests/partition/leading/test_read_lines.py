@@ -131,7 +131,7 @@ def test_reads_of_absent_callers_are_dropped(p: Partition) -> None:
 
     gone[0].on_complete = lambda token, result: leave()
     p.settle()
-    p.log.acknowledge(len(p.log.under_way))
+    p.log.acknowledge(len(p.log.in_flight))
     p.settle()
     while p.leader.reads:
         p.settle()
@@ -210,10 +210,10 @@ def test_reads_waiting_for_proofs_keep_their_order() -> None:
     *_, first = p.submit(*[Get(b"fat")] * (AT_ONCE + 1), Get(b"k"))
     (second,) = p.submit(Get(b"k"))
     p.submit(Put(b"k", b"new"))
-    assert len(p.log.under_way) == 3, "one proof for each, and the write"
+    assert len(p.log.in_flight) == 3, "one proof for each, and the write"
     seen: list[Any] = []
     p.caller.on_complete = lambda token, result: seen.append((token, result))
-    while p.log.under_way:
+    while p.log.in_flight:
         p.log.acknowledge()
         p.settle()
     of_k = {token: result.value for token, result in seen if token in (first, second)}
@@ -239,17 +239,17 @@ def test_read_that_waited_for_a_delete_comes_first(p: Partition) -> None:
     p.do(Put(b"fat", bytes(FAT)), Put(b"k", b"old", p.date_ms() + 10))
     p.wait(0.02)
     (first,) = p.submit(Get(b"k"))
-    assert (p.result(first), len(p.log.under_way)) == ("waits", 1)
+    assert (p.result(first), len(p.log.in_flight)) == ("waits", 1)
     answered: list[int] = []
     p.caller.on_complete = lambda token, result: answered.append(token)
     late = [p.tokens + each for each in range(4 * AT_ONCE + 1)]
     for token in late[:-1]:
         p.loop.call_soon(p.leader.submit, (Get(b"fat"),), p.caller, (token,))
     p.loop.call_soon(p.leader.submit, (Get(b"k"),), p.caller, (late[-1],))
-    p.loop.call_soon(p.loop.call_soon, p.log.acknowledge, len(p.log.under_way))
+    p.loop.call_soon(p.loop.call_soon, p.log.acknowledge, len(p.log.in_flight))
     p.settle()
-    while p.leader.reads or p.log.under_way:
-        p.log.acknowledge(len(p.log.under_way))
+    while p.leader.reads or p.log.in_flight:
+        p.log.acknowledge(len(p.log.in_flight))
         p.settle()
     assert answered.index(first) < answered.index(late[-1])
 
@@ -276,7 +276,7 @@ def test_reads_of_a_line_never_return_older_values(seed: int, monkeypatch: pytes
                     p.leader.submit, (Put(key, bytes(random.choice([1, 400, 900])), expires_ms),), writer, (step,)
                 )
             case 2:
-                p.log.acknowledge(random.randint(0, len(p.log.under_way)))
+                p.log.acknowledge(random.randint(0, len(p.log.in_flight)))
             case 3:
                 p.wait(random.choice([0.001, 0.02, 0.4]))
             case 4:
@@ -287,8 +287,8 @@ def test_reads_of_a_line_never_return_older_values(seed: int, monkeypatch: pytes
                     asked.append((each, len(asked), key, level, known[key]))
                     p.loop.call_soon(p.leader.submit, (Get(key, level),), each, (len(asked) - 1,))
     p.settle()
-    while p.log.under_way or p.leader.reads:
-        p.log.acknowledge(len(p.log.under_way))
+    while p.log.in_flight or p.leader.reads:
+        p.log.acknowledge(len(p.log.in_flight))
         p.settle()
     seen: dict[tuple[Caller, bytes, Level], int] = {}
     for caller, token, key, level, at_least in asked:

@@ -116,7 +116,7 @@ def test_usage_above_a_lowered_quota_stays_and_can_shrink() -> None:
 def test_entries_in_flight_count_towards_the_quota() -> None:
     p, _ = led(keys_max=2)
     tokens = [*p.submit(Put(b"a/1", b"")), *p.submit(Put(b"a/2", b"")), *p.submit(Put(b"a/3", b""))]
-    assert len(p.log.under_way) == 2
+    assert len(p.log.in_flight) == 2
     p.acknowledge(2)
     assert isinstance(p.result(tokens[2]), QuotaExceeded)
 
@@ -309,15 +309,15 @@ def test_count_equals_the_state_despite_concurrent_writes(seed: int, monkeypatch
         tokens += p.submit(*(operation(random, 10 * number + each) for each in range(random.randint(1, 5))))
         if random.random() < 0.6:
             p.leader.usage.count_some()
-        if p.log.under_way and random.random() < 0.7:
+        if p.log.in_flight and random.random() < 0.7:
             p.acknowledge()
         if random.random() < 0.05:
             book.take(NamespaceTable())
             book.take(table(keys_max=9, bytes_max=150))
         if random.random() < 0.2:
             p.wait(0.2)
-    while p.log.under_way:
-        p.acknowledge(len(p.log.under_way))
+    while p.log.in_flight:
+        p.acknowledge(len(p.log.in_flight))
     results = [p.result(token) for token in tokens]
     refused = sum(isinstance(each, QuotaExceeded) for each in results)
     assert refused > 0, "the quota was never reached"

@@ -79,7 +79,7 @@ class Carried:
         if is_deposed:
             self.partition.log.fail(UNKNOWN)
         else:
-            self.partition.acknowledge(len(self.partition.log.under_way))
+            self.partition.acknowledge(len(self.partition.log.in_flight))
         self.partition.settle()
         assert task.done()
         if is_deposed:

@@ -77,7 +77,7 @@ class Moving:
     def finish(self) -> None:
         part = self.partition
         part.settle()
-        while part.log.under_way:
+        while part.log.in_flight:
             part.acknowledge()
         part.settle()
 
@@ -148,7 +148,7 @@ def test_new_leader_unfreezes_once() -> None:
     part.settle()
     answer = moving.release(MoveRequest(2, P2, OTHER), freezes[2])
     part.settle()
-    part.log.acknowledge(len(part.log.under_way))  # both in one turn
+    part.log.acknowledge(len(part.log.in_flight))  # both in one turn
     moving.finish()
     assert not part.fatal
     assert unfreezing.done()
@@ -176,7 +176,7 @@ def test_freeze_lapses_when_a_leader_fails_to_release_the_lead() -> None:
     part.wait(FREEZE_S - 0.01)
     moving.is_serving = False
     part.wait(0.1)
-    assert not part.under_way()
+    assert not part.in_flight()
     moving.is_serving = True
     part.wait(0.1)
     moving.finish()

@@ -126,7 +126,7 @@ def test_range_delete_over_entries_in_flight_takes_several_entries(p: Partition)
     for _ in range(3):
         p.submit(*(Put(next(keys), b"") for _ in range(62)), some())
     p.submit(*(Put(next(keys), b"") for _ in range(62)), DeleteRange(b"", b""))
-    while p.log.under_way:
-        p.acknowledge(len(p.log.under_way))
+    while p.log.in_flight:
+        p.acknowledge(len(p.log.in_flight))
     assert max(sizes(p)) <= PAYLOAD_MAX
     assert p.state.key_count == 0

@@ -49,8 +49,8 @@ MOVE = 1
 def log(p: Partition, record: MoveRecord, requests: Requests | None = None) -> Position:
     task = p.loop.create_task(p.leader.append_record(record, requests))
     p.settle()
-    while p.log.under_way:
-        p.acknowledge(len(p.log.under_way))
+    while p.log.in_flight:
+        p.acknowledge(len(p.log.in_flight))
     return task.result()
 
 

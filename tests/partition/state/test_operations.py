@@ -190,7 +190,7 @@ def test_long_range_delete_returns_the_total_count(p: Partition, monkeypatch: py
     request = RequestId(b"x" * 16, 1, 1, TIME_MS)
     (token,) = p.submit(DeleteRange(b"", b"", request))
     (again,) = p.submit(DeleteRange(b"", b"", request))
-    while p.log.under_way:
+    while p.log.in_flight:
         p.acknowledge()
     assert p.result(token) == 95
     assert isinstance(p.result(again), Overloaded), "in flight: nothing may overtake its end"
@@ -223,7 +223,7 @@ def test_range_delete_in_flight_is_recognised(p: Partition, monkeypatch: pytest.
     p.do(*(Put(b"%03d" % number, b"v") for number in range(95)))
     (first,) = p.submit(DeleteRange(b"", b"", RequestId(b"c" * 16, 7, 1, TIME_MS)))
     (again,) = p.submit(DeleteRange(b"", b"", RequestId(b"c" * 16, 7, 5, TIME_MS)))
-    while p.log.under_way:
+    while p.log.in_flight:
         p.acknowledge()
     assert p.result(first) == 95
     assert isinstance(p.result(again), Overloaded)
@@ -239,7 +239,7 @@ def test_range_delete_grouped_with_a_malformed_operation_runs_once(
     request = RequestId(b"c" * 16, 7, 1, TIME_MS)
     malformed: Any = Put(b"k", "text")  # type: ignore[arg-type]
     first, refused = p.submit(DeleteRange(b"", b"", request), malformed)
-    while p.log.under_way:
+    while p.log.in_flight:
         p.acknowledge()
     assert p.result(first) == 95
     assert isinstance(p.result(refused), InvalidRequest)
@@ -252,7 +252,7 @@ def test_overdue_range_delete_can_be_retried(p: Partition, monkeypatch: pytest.M
     request = RequestId(b"c" * 16, 7, 1, TIME_MS)
     (token,) = p.submit(DeleteRange(b"", b"", request))
     p.wait(2 * p.config.queue_wait_max_s)
-    p.acknowledge(len(p.log.under_way))
+    p.acknowledge(len(p.log.in_flight))
     assert isinstance(p.result(token), OutcomeUnknown)
     assert p.do(DeleteRange(b"", b"", request)) == 55
 

@@ -19,9 +19,9 @@ from kvstore.errors import NotCaughtUp, StoreError
 from kvstore.partition.leading import prepare
 from kvstore.partition.leading.answers import SingleResultSink
 from kvstore.partition.leading.evaluate import Evaluator, NextEntry
-from kvstore.partition.leading.foreseen import Foreseen
 from kvstore.partition.leading.held import HeldReads
 from kvstore.partition.leading.leader import Leader
+from kvstore.partition.leading.lock_table import LockTable
 from kvstore.partition.leading.prepare import TransactionRules
 from kvstore.partition.leading.prepared_answers import PreparedAnswers, _PreparedSink
 from kvstore.partition.leading.queue import QueuedBatch
@@ -100,21 +100,21 @@ def refuse_nothing_for_an_intent(patch: Patch) -> None:
 
 def refuse_nothing_for_a_shared_intent(patch: Patch) -> None:
     def is_taken(self: TransactionRules, keys: Any, *_: Any, **__: Any) -> bool:
-        return any(intent.is_exclusive for key in keys for intent in self._foreseen.intents.at(key))
+        return any(intent.is_exclusive for key in keys for intent in self._lock_table.intents.at(key))
 
     patch.setattr(TransactionRules, "_is_taken", is_taken)
 
 
 def forget_shared_intents_in_a_takeover(patch: Patch) -> None:
-    rebuild = Foreseen.rebuild
+    rebuild = LockTable.rebuild
 
-    def forget(self: Foreseen, layers: Any) -> None:
+    def forget(self: LockTable, layers: Any) -> None:
         rebuild(self, layers)
         for intent in [*self.intents]:
             if not intent.is_exclusive:
                 self.remove(intent)
 
-    patch.setattr(Foreseen, "rebuild", forget)
+    patch.setattr(LockTable, "rebuild", forget)
 
 
 def check_what_is_acknowledged_only(patch: Patch) -> None:
@@ -132,7 +132,7 @@ def before_the_acknowledgement(kind: type) -> Mutant:
         append = Leader._append
 
         def early(self: Leader, made: NextEntry, replies: list[Any], *arrived: float) -> None:
-            self._answers.give_all([each for each in replies if isinstance(each[0], kind)])
+            self._answers.deliver_all([each for each in replies if isinstance(each[0], kind)])
             append(self, made, [each for each in replies if not isinstance(each[0], kind)], *arrived)
 
         patch.setattr(Leader, "_append", early)
@@ -147,7 +147,7 @@ def report_a_failed_check_at_once(patch: Patch) -> None:
         if decided.entry is not None:
             self._append(decided.entry, decided.replies)
         else:
-            self._answers.give_all(decided.replies)
+            self._answers.deliver_all(decided.replies)
 
     patch.setattr(Leader, "_send", dirty)
 
@@ -193,7 +193,7 @@ def with_rules(method: str, patch: Patch, change: Callable[[TransactionRules, Pa
 def decide_about_keys_that_have_moved(patch: Patch) -> None:
     def own_all(rules: TransactionRules, inner: Patch) -> None:
         inner.setattr(rules, "_serving_ranges", SimpleNamespace(may_read=lambda row_key: True))
-        inner.setattr(Evaluator, "is_kept", lambda *_: True)
+        inner.setattr(Evaluator, "is_writable", lambda *_: True)
 
     with_rules("_decide", patch, own_all)
 
@@ -219,7 +219,7 @@ def abort_what_was_sent(patch: Patch) -> None:
 
     patch.setattr(Transactor, "is_under_way", is_unsent)
     nothing = SimpleNamespace(decisions=Decisions())
-    with_rules("_inquire", patch, lambda rules, inner: inner.setattr(rules, "_foreseen", nothing))
+    with_rules("_inquire", patch, lambda rules, inner: inner.setattr(rules, "_lock_table", nothing))
 
 
 def drop_what_was_sent(patch: Patch) -> None:
@@ -262,7 +262,7 @@ def resolve_by_the_attempt_only(patch: Patch) -> None:
     resolve = TransactionRules._resolve
 
     def any_intent(self: TransactionRules, op: Any, item: Any, row_key: bytes) -> Any:
-        for intent in self._foreseen.intents.at(op.key):
+        for intent in self._lock_table.intents.at(op.key):
             if intent.attempt == op.attempt:
                 op = replace(op, intent_seq=intent.seq)
         return resolve(self, op, item, row_key)
@@ -325,18 +325,18 @@ def remember_the_unsent_of_moved_ranges(patch: Patch) -> None:
 
 
 def write_at_intents(patch: Patch) -> None:
-    def add(self: Foreseen, intent: Intent) -> None:
+    def add(self: LockTable, intent: Intent) -> None:
         self.intents.add(intent)
 
-    def remove(self: Foreseen, intent: Intent) -> None:
+    def remove(self: LockTable, intent: Intent) -> None:
         self.intents.remove(intent.key, intent.seq)
 
-    patch.setattr(Foreseen, "add", add)
-    patch.setattr(Foreseen, "remove", remove)
+    patch.setattr(LockTable, "add", add)
+    patch.setattr(LockTable, "remove", remove)
 
 
 def let_writes_overtake_a_waiting_write(patch: Patch) -> None:
-    patch.setattr(Foreseen, "is_waited_for", lambda *_: False)
+    patch.setattr(LockTable, "is_waited_for", lambda *_: False)
 
 
 def delete_expired_keys_under_an_intent(patch: Patch) -> None:
@@ -344,7 +344,7 @@ def delete_expired_keys_under_an_intent(patch: Patch) -> None:
 
     def delete(self: Evaluator, *arguments: Any) -> Any:
         with Patch.context() as inner:
-            inner.setattr(self.foreseen, "intents", Intents())
+            inner.setattr(self.lock_table, "intents", Intents())
             return reap(self, *arguments)
 
     patch.setattr(Evaluator, "_reap", delete)
@@ -503,7 +503,7 @@ def count_sequences_without_the_former_owner(patch: Patch) -> None:
 
 def log_behind_the_freeze(patch: Patch) -> None:
     for method in ("_prepare", "_resolve"):
-        with_rules(method, patch, lambda rules, inner: inner.setattr(Evaluator, "is_kept", lambda *_: True))
+        with_rules(method, patch, lambda rules, inner: inner.setattr(Evaluator, "is_writable", lambda *_: True))
 
 
 def live_on_after_the_release(patch: Patch) -> None:

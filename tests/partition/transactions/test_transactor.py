@@ -121,10 +121,10 @@ def test_home_decides_only_when_all_have_prepared() -> None:
     result = s.submit(transact(Put(a, b"1"), Put(b, b"2"), Put(c, b"3")))
     s.partitions[1].acknowledge()
     s.settle()
-    assert not s.partitions[0].log.under_way
+    assert not s.partitions[0].log.in_flight
     s.partitions[2].acknowledge()
     s.settle()
-    assert s.partitions[0].log.under_way
+    assert s.partitions[0].log.in_flight
     s.run()
     assert result()[0]
 
@@ -327,7 +327,7 @@ def test_abort_gives_back_what_was_charged() -> None:
     charged = at.leader.usage.amounts["q"]
     expected = Amount(3, len(mine[0]) + 1 + len(mine[2]) + 7 + len(mine[3]) + 2)
     assert charged == expected
-    again = Usage(at.state, 1, at.leader._evaluator._overlay, at.leader._evaluator.foreseen)
+    again = Usage(at.state, 1, at.leader._evaluator._overlay, at.leader._evaluator.lock_table)
     again.join(book)
     while not again.count_some():
         pass

@@ -101,7 +101,7 @@ def test_retry_at_a_frozen_range_is_not_done_twice(*, is_decided: bool) -> None:
         s.settle()
         s.partitions[1].acknowledge()
         s.settle()
-        assert here.log.under_way, "DECIDE is not in flight"
+        assert here.log.in_flight, "DECIDE is not in flight"
     freeze = s.freeze(here, there, 1)
     again = s.submit(txn)
     s.holds = lambda op: False
@@ -273,10 +273,10 @@ def test_former_owner_foresees_no_intents_of_a_range_that_it_released() -> None:
     s.holds = lambda op: op.__class__ in {Resolve, Inquire}
     s.do(transact(Put(a, b"1"), Put(b, b"2")))
     s.move(1, 2, 1)
-    foreseen = s.partitions[1].leader._evaluator.foreseen
-    assert (len(foreseen.intents), foreseen.locks) == (0, {})
+    lock_table = s.partitions[1].leader._evaluator.lock_table
+    assert (len(lock_table.intents), lock_table.locks) == (0, {})
     s.move(0, 2, 2)
-    assert len(s.partitions[0].leader._evaluator.foreseen.decisions) == 0
+    assert len(s.partitions[0].leader._evaluator.lock_table.decisions) == 0
     s.holds = lambda op: False
     s.deliver_held()
     s.run()

@@ -19,7 +19,7 @@ def pin(at: Member, number: int) -> Any:
     """Log the MARK of a pin."""
     task = at.loop.create_task(at.leader.append_record(MarkRecord(f"pin{number}", 1 << 50, takes=True, number=number)))
     at.settle()
-    at.acknowledge(len(at.log.under_way))
+    at.acknowledge(len(at.log.in_flight))
     return task
 
 

@@ -138,8 +138,8 @@ class RandomRun:
     def check(self) -> None:
         assert self.s.is_clean()
         for each in self.s.partitions:
-            foreseen = each.leader._evaluator.foreseen
-            assert not any((foreseen.locks, foreseen.claims, foreseen._waiting)), "a lock is left"
+            lock_table = each.leader._evaluator.lock_table
+            assert not any((lock_table.locks, lock_table.claims, lock_table._waiting)), "a lock is left"
             assert not len(each.leader.transactor.attempts), "an attempt is left"
         values = {key: self.s.value(key) or b"" for key in self.keys}
         for mark, txn, result in self.sent:

@@ -47,7 +47,7 @@ def test_attempt_of_a_former_leader_is_aborted_when_its_intents_are_old() -> Non
     result = s.submit(transact(Put(a, b"1"), Put(b, b"2")))
     s.partitions[1].acknowledge()
     s.settle()
-    assert s.partitions[0].log.under_way, "DECIDE is not in flight"
+    assert s.partitions[0].log.in_flight, "DECIDE is not in flight"
     s.partitions[0].fail_over()
     s.settle()
     assert isinstance(result(), OutcomeUnknown)
@@ -146,7 +146,7 @@ def test_aborted_is_said_behind_an_append_only() -> None:
     entries = len(home.log.acknowledged)
     said = ask(s, Attempt(home.state.partition, 1, 99), s.key(1), 5)
     assert not said.done.done(), "a deposed leader could have said it"
-    assert len(home.log.under_way) == 1
+    assert len(home.log.in_flight) == 1
     home.acknowledge()
     assert said.done.result()[0] is False
     assert len(home.log.acknowledged) == entries + 1
@@ -172,7 +172,7 @@ def test_nothing_is_said_of_an_attempt_that_is_under_way() -> None:
     assert isinstance(in_memory.done.exception(), Unavailable)
     s.partitions[1].acknowledge()
     s.settle()
-    (entry,) = s.partitions[0].under_way()
+    (entry,) = s.partitions[0].in_flight()
     seq = s.partitions[1].state.intents.at(b)[0].seq
     assert entry.keys, "DECIDE is not in flight"
     in_flight = ask(s, prepare.attempt, b, seq)
@@ -260,8 +260,8 @@ def test_prepared_is_said_when_the_intent_is_acknowledged() -> None:
     a, b = s.key(0), s.key(1)
     s.submit(transact(Put(a, b"1"), Put(b, b"2")))
     s.settle()
-    assert s.partitions[1].log.under_way
-    assert not s.partitions[0].log.under_way, "DECIDE was sent before the participant prepared"
+    assert s.partitions[1].log.in_flight
+    assert not s.partitions[0].log.in_flight, "DECIDE was sent before the participant prepared"
 
 
 # docs/protocol.md Tx6
@@ -292,13 +292,13 @@ def test_nothing_of_a_transaction_follows_the_release_record() -> None:
     assert s.do(transact(Put(a, b"1"), Put(b, b"2")))[0]
     released = home.loop.create_task(home.leader.release())
     s.settle()
-    assert len(home.log.under_way) == 1
+    assert len(home.log.in_flight) == 1
     s.holds = lambda op: False
     s.deliver_held()
     s.settle()
     s.partitions[1].acknowledge()  # RESOLVED comes, and END would follow
     s.settle()
-    assert len(home.log.under_way) == 1
+    assert len(home.log.in_flight) == 1
     home.log.acknowledge()
     s.settle()
     assert released.done()
@@ -376,7 +376,7 @@ def test_no_mark_and_no_late_write_follow_the_release_record() -> None:
     s.settle()
     participant.wait(0.3)
     assert participant.sent_kinds() == [EntryKind.RELEASE_LEAD]
-    assert len(participant.log.under_way) == 1
+    assert len(participant.log.in_flight) == 1
     with pytest.raises(NotLeader):
         participant.run(participant.leader.append_record(MarkRecord("", 0, takes=False, number=8)))
     participant.acknowledge()
@@ -451,7 +451,7 @@ def test_repeated_prepare_gets_its_first_answer(*, is_taken_over: bool) -> None:
         caller = Caller()
         participant.leader.submit((prepare.op,), caller, (0,))
         s.settle()
-        participant.acknowledge(len(participant.log.under_way))
+        participant.acknowledge(len(participant.log.in_flight))
         s.settle()
         return caller.results[0]
 
@@ -517,7 +517,7 @@ def test_intent_in_flight_refuses_another_transaction() -> None:
     a, b, c = s.key(0), s.key(1), s.key(2)
     s.submit(transact(Put(a, b"1"), Put(b, b"1")))
     s.settle()
-    assert s.partitions[1].log.under_way, "the first intent is not in flight"
+    assert s.partitions[1].log.in_flight, "the first intent is not in flight"
     # b is not at the last participant, so the conflict is refused
     second = s.submit(transact(Put(s.key(0, 1), b"2"), Put(b, b"2"), Put(c, b"2")))
     s.run()
@@ -554,7 +554,7 @@ def test_leader_that_stops_aborts_no_attempt_whose_decision_it_has_sent() -> Non
     s.submit(transact(Put(a, b"1"), Put(b, b"2")))
     s.partitions[1].acknowledge()
     s.settle()
-    assert s.partitions[0].log.under_way, "DECIDE is not in flight"
+    assert s.partitions[0].log.in_flight, "DECIDE is not in flight"
     s.partitions[0].leader.stop(NotLeader("p1"))
     s.settle()
     assert not [op for op in s.sent if isinstance(op, Resolve)]
@@ -567,7 +567,7 @@ def test_former_owner_of_the_home_key_does_not_say_aborted() -> None:
     attempt = Attempt(home.state.partition, 1, 99)
     s.move(0, 2, 1)
     ask(s, attempt, s.key(1), 5)
-    assert not home.log.under_way, "the former owner proves that it leads, to answer"
+    assert not home.log.in_flight, "the former owner proves that it leads, to answer"
     assert [op.attempt for op in s.redirected if isinstance(op, Inquire)] == [attempt]
 
 

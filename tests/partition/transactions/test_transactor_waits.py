@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvstore.errors import ConditionFailed, Conflict, Unavailable
-from kvstore.partition.leading import foreseen
+from kvstore.partition.leading import lock_table
 from kvstore.partition.state.commands import (
     Append,
     Batch,
@@ -182,7 +182,7 @@ def test_condition_at_home_is_not_judged_under_another_transaction() -> None:
 
 
 def test_lines_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreseen, "LINE_MAX", 3)
+    monkeypatch.setattr(lock_table, "LINE_MAX", 3)
     s = Several()
     for home in (0, 1):
         a = s.key(home, 50)

@@ -130,6 +130,13 @@ async def test_last_event_id_takes_precedence_over_after(world: World) -> None:
         assert [each.data["key"] for each in await events.take(1)] == ["b"]
 
 
+@pytest.mark.parametrize("name", ["after", "Last-Event-ID"])
+async def test_malformed_position_is_refused_by_the_name_that_the_client_used(world: World, name: str) -> None:
+    query, headers = ("?after=p1", {}) if name == "after" else ("", {name: "p1"})
+    answer = await world.ask("GET", f"/v1/watch{query}", **headers)
+    assert (answer.status, answer.json["message"]) == (400, f"expected {name} as the server issued it, got 'p1'")
+
+
 async def test_key_prefix_and_range_are_watched_separately(world: World) -> None:
     key = owned_by(world.feeds.ring, "p1")
     log = world.feeds.logs["p1"]

@@ -236,7 +236,7 @@ def test_cost_of_a_large_value_is_independent_of_the_queue(times: int) -> None:
 def test_mixed_operations_start_once_in_order_of_kind_and_key(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("VALUES_MAX", 6), ("READS_FIRST", 4), ("VALUES_LARGE_MAX", 2), ("LARGE_KEYS_MAX", 3)):
         monkeypatch.setattr(flow_control, name, value)
-    random, flow, waiting, under_way = Random(seed), FlowControl(), dict[int, Op](), list[int]()
+    random, flow, waiting, in_flight = Random(seed), FlowControl(), dict[int, Op](), list[int]()
     taken_of: dict[object, list[int]] = {}
     number = 0
     while number < 400 or waiting:
@@ -258,12 +258,12 @@ def test_mixed_operations_start_once_in_order_of_kind_and_key(seed: int, monkeyp
             if op.code != Code.SCAN:
                 kind: object = op.key if op.code in (Code.GET, Code.META) else "writes"
                 taken_of.setdefault(kind, []).append(begun)
-            under_way.append(begun)
+            in_flight.append(begun)
         (queues,) = flow._by_partition.values()
         assert queues.apart == Counter(each[1].key for each in queues.large.waiting)
         for _ in range(random.randrange(8)):
-            if under_way:
-                ended = under_way.pop(random.randrange(len(under_way)))
+            if in_flight:
+                ended = in_flight.pop(random.randrange(len(in_flight)))
                 flow.end(ended, random.choice([0, 10, LARGE_BYTES + 1]))
     assert all(each == sorted(each) for each in taken_of.values())
     assert sum(map(len, taken_of.values())) > 200
@@ -316,7 +316,7 @@ def test_values_of_an_operation_are_bounded(op: Op, values: int) -> None:
     arrive(flow, P1, [op] * 3)
     begun = taken(flow)
     assert begun == [1, 2, 3]
-    assert sum(each[1] for each in flow.under_way.values()) == 3 * values
+    assert sum(each[1] for each in flow.in_flight.values()) == 3 * values
 
 
 async def test_slow_reader_gets_all_answers_and_keeps_its_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,7 +176,7 @@ def test_command_in_pieces_is_not_read_again_for_each_piece(
     Otherwise a client that sends one of many arguments at a time would hold the event loop for milliseconds with
     each."""
     walks, headers = 0, 0
-    walk, see = Parser._read_one, redis_parser._PartialCommand._see
+    walk, see = Parser._read_one, redis_parser._PartialCommand._skip_header
 
     def counted_walk(self: Parser, data: bytes, pos: int, found: list[list[bytes]]) -> int | None:
         nonlocal walks
@@ -189,7 +189,7 @@ def test_command_in_pieces_is_not_read_again_for_each_piece(
         return see(self, header, end)
 
     monkeypatch.setattr(Parser, "_read_one", counted_walk)
-    monkeypatch.setattr(redis_parser._PartialCommand, "_see", counted_see)
+    monkeypatch.setattr(redis_parser._PartialCommand, "_skip_header", counted_see)
     data = packed(*words)
     parser = Parser()
     pieces = [data[place : place + step] for place in range(0, len(data), step)]

@@ -52,7 +52,7 @@ class Way:
     """The flow control of one link, as the router and the link use it."""
 
     def __init__(self) -> None:
-        self.reads, self.now, self.under_way = LargeReads(), 0.0, dict[int, Pending]()
+        self.reads, self.now, self.in_flight = LargeReads(), 0.0, dict[int, Pending]()
         self.asked = 0
         self.begun: list[tuple[Sink, int]] = []
 
@@ -68,12 +68,12 @@ class Way:
 
     def _begin(self, pending: Pending) -> None:
         self.begun.append((pending.sink, pending.order))
-        self.under_way[pending.order] = pending
+        self.in_flight[pending.order] = pending
         if self.reads.is_on:
             self.reads.begin(pending.order, pending)
 
     def answer(self, number: int, size: int) -> None:
-        pending = self.under_way.pop(number)
+        pending = self.in_flight.pop(number)
         if size > LARGE_BYTES:
             self.reads.note_large(pending.sink.line, size, self.now)
         self.reads.ended(number, size, self.now)
@@ -81,7 +81,7 @@ class Way:
 
     def come_back(self, number: int) -> None:
         """The operation is refused, or has timed out."""
-        self.under_way.pop(number)
+        self.in_flight.pop(number)
         self.reads.over(number)
         self._resume()
 
@@ -91,7 +91,7 @@ class Way:
         self.reads.check()
 
     def of(self, caller: Caller) -> list[int]:
-        return [number for number, pending in self.under_way.items() if pending.sink is caller]
+        return [number for number, pending in self.in_flight.items() if pending.sink is caller]
 
 
 def greedy_ones(way: Way, count: int) -> list[Caller]:
@@ -107,7 +107,7 @@ def greedy_ones(way: Way, count: int) -> list[Caller]:
 def test_nothing_waits_without_large_values() -> None:
     way, caller = Way(), Caller()
     way.ask(caller, 10_000)
-    for number in list(way.under_way):
+    for number in list(way.in_flight):
         way.answer(number, LARGE_BYTES)
     assert not way.reads.is_on
     assert way.reads.count == 0
@@ -116,13 +116,13 @@ def test_nothing_waits_without_large_values() -> None:
 def test_large_readers_share_slots_in_turn() -> None:
     way = Way()
     greedy = greedy_ones(way, 3)
-    assert len(way.under_way) == LARGE_AT_ONCE
+    assert len(way.in_flight) == LARGE_AT_ONCE
     begun = {id(each): 0 for each in greedy}
     for _ in range(90):
-        before = set(way.under_way)
-        way.answer(min(way.under_way), LARGE)
-        (new,) = set(way.under_way) - before
-        begun[id(way.under_way[new].sink)] += 1
+        before = set(way.in_flight)
+        way.answer(min(way.in_flight), LARGE)
+        (new,) = set(way.in_flight) - before
+        begun[id(way.in_flight[new].sink)] += 1
     assert set(begun.values()) == {30}
 
 
@@ -156,7 +156,7 @@ def test_value_beyond_the_limit_is_read_alone() -> None:
     way.answer(way.of(caller)[0], 2 * BYTES_AT_ONCE)
     way.ask(caller, 3)
     for left in (2, 1, 0):
-        assert (len(way.under_way), way.reads.count) == (1, left)
+        assert (len(way.in_flight), way.reads.count) == (1, left)
         way.answer(way.of(caller)[0], 2 * BYTES_AT_ONCE)
 
 
@@ -181,25 +181,25 @@ def test_reads_of_gone_or_silent_clients_end() -> None:
 def test_scheduling_ends_without_large_values() -> None:
     way = Way()
     (greedy,) = greedy_ones(way, 1)
-    while way.under_way:
-        way.answer(min(way.under_way), LARGE)
+    while way.in_flight:
+        way.answer(min(way.in_flight), LARGE)
     way.now += QUIET_S + 0.1
     assert way.reads.take_late(way.now) == []
     assert not way.reads.is_on
     way.ask(greedy, 500)
-    assert len(way.under_way) == 500
+    assert len(way.in_flight) == 500
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_reads_start_once_in_client_order(seed: int) -> None:
     random, way, callers = Random(seed), Way(), [Caller() for _ in range(6)]
-    while way.asked < 800 or way.under_way:
+    while way.asked < 800 or way.in_flight:
         if way.asked < 800:
             way.ask(random.choice(callers), random.randrange(6))
         for _ in range(random.randrange(9)):
-            if not way.under_way:
+            if not way.in_flight:
                 break
-            number = random.choice(list(way.under_way))
+            number = random.choice(list(way.in_flight))
             if random.random() < 0.05:
                 way.come_back(number)
             else:
@@ -287,7 +287,7 @@ async def test_waiting_reads_go_to_the_next_leader(cluster: Servers) -> None:
 
 
 async def is_over(cluster: Servers) -> bool:
-    return not any(flight.reads.is_on for flight in cluster["n1"].dispatcher.under_way()[0].values())
+    return not any(flight.reads.is_on for flight in cluster["n1"].dispatcher.in_transit()[0].values())
 
 
 async def test_link_returns_to_normal_without_large_values(cluster: Servers) -> None:

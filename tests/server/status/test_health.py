@@ -480,6 +480,19 @@ def test_partitions_with_one_reason_are_one_finding() -> None:
     assert finding.subject == "partitions p3, p4, p5, p6, p7 and 12 more"
 
 
+def test_partitions_whose_transactions_hang_are_one_finding() -> None:
+    report = well()
+    for number, partition in enumerate(report.partitions):
+        partition.lead.intents, partition.lead.oldest_intent_s = 2, 40.0 + number
+        partition.lead.decisions, partition.lead.oldest_decision_s = 1, 50.0 - number
+    hangs, waits = findings_of(report)
+    first, last = report.partitions[0].id, report.partitions[-1].id
+    assert hangs.subject == waits.subject == "partitions " + ", ".join(each.id for each in report.partitions)
+    assert f"{2 * len(report.partitions)} intents" in hangs.reason
+    assert f"intents {last}`" in hangs.next_step
+    assert f"intents {first}`" in waits.next_step
+
+
 def test_partitions_that_differ_only_in_their_ledger_are_one_finding() -> None:
     report = well()
     for number, partition in enumerate(report.partitions):

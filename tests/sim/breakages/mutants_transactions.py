@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from kvstore.partition.leading.foreseen import Foreseen
 from kvstore.partition.leading.held import HeldReads
+from kvstore.partition.leading.lock_table import LockTable
 from kvstore.partition.leading.prepare import TransactionRules
 from kvstore.partition.leading.prepared_answers import PreparedAnswers
 from kvstore.partition.state import operations
@@ -43,7 +43,7 @@ def _free(patch: pytest.MonkeyPatch) -> None:
 @mutant("Tx4 a shared intent refuses nothing", **QUICK)
 def _exclusive_only(patch: pytest.MonkeyPatch) -> None:
     def is_taken(self: TransactionRules, keys: Any, written: Any, **_: Any) -> bool:
-        return any(intent.is_exclusive for key in keys for intent in self._foreseen.intents.at(key))
+        return any(intent.is_exclusive for key in keys for intent in self._lock_table.intents.at(key))
 
     patch.setattr(TransactionRules, "_is_taken", is_taken)
 
@@ -140,14 +140,14 @@ def read_past_prepared(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("Tx9 writes do not wait at intents", **QUICK)
 def _impatient_writes(patch: pytest.MonkeyPatch) -> None:
-    def add(self: Foreseen, intent: Intent) -> None:
+    def add(self: LockTable, intent: Intent) -> None:
         self.intents.add(intent)
 
-    def remove(self: Foreseen, intent: Intent) -> None:
+    def remove(self: LockTable, intent: Intent) -> None:
         self.intents.remove(intent.key, intent.seq)
 
-    patch.setattr(Foreseen, "add", add)
-    patch.setattr(Foreseen, "remove", remove)
+    patch.setattr(LockTable, "add", add)
+    patch.setattr(LockTable, "remove", remove)
 
 
 @mutant("Tx11 a read transaction looks once", **QUICK)

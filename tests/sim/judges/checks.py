@@ -78,13 +78,13 @@ async def ended(cluster: Cluster) -> None:
     abandoned ends later."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + ENDED_S_MAX
-    while any(under_way(node) for node in cluster.servers):
+    while any(in_flight(node) for node in cluster.servers):
         if loop.time() >= deadline:
             return  # check_bounds reports what is in flight
         await asyncio.sleep(0.1)
 
 
-def under_way(node: Node) -> dict[str, int]:
+def in_flight(node: Node) -> dict[str, int]:
     """Return the nonzero counts of waiting or in-flight operations on a server and in the logs that it leads."""
     assert node.served is not None
     numbers: dict[str, Any] = {**node.served.statistics()["server"]}
@@ -168,7 +168,7 @@ def check_banks(states: LogStates) -> None:
 def check_bounds(cluster: Cluster) -> None:
     """Check that data kept for others is within its bounds and that all in-flight operations have ended."""
     for node in cluster.servers:
-        waiting = under_way(node)
+        waiting = in_flight(node)
         assert not waiting, f"{node.name} still holds {waiting}"
         _check_replica_bounds(cluster, node)
 

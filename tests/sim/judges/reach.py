@@ -15,8 +15,8 @@ from kvstore.errors import ConditionFailed, Conflict, StoreError
 from kvstore.partition.leading import evaluate, plain_puts
 from kvstore.partition.leading.evaluate import Evaluator
 from kvstore.partition.leading.leader_reads import LeaderReads
-from kvstore.partition.leading.observed import Observed
 from kvstore.partition.leading.queue import WriteQueue
+from kvstore.partition.leading.unlogged_answers import UnloggedAnswers
 from kvstore.partition.moves.import_driver import ImportDriver
 from kvstore.partition.partition import Partition
 from kvstore.partition.pinning import Pinning
@@ -207,7 +207,7 @@ PATHS: dict[str, CodePath] = {
     "operations follow others to another server": CodePath(Router, "follow"),
     "a read is answered at once": CodePath(LeaderReads, "now", _is_one),
     "many reads are answered at once": CodePath(LeaderReads, "now", _are_many),
-    "an answer waits for entries in flight": CodePath(Observed, "add"),
+    "an answer waits for entries in flight": CodePath(UnloggedAnswers, "add"),
     "several entries are applied together": CodePath(ReplicaState, "apply_run"),
     "a replica answers a stale or session read": CodePath(Partition, "_answer_here", _is_taken),
     "the balancer moves a lead": CodePath(Balancer, "act", _has_moved(Goal.LEADS)),

@@ -355,17 +355,17 @@ def test_slow_answer_does_not_prolong_absence_of_bookie() -> None:
 def test_very_many_ledgers_are_marked_in_batches_at_a_bounded_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Marking a hundred thousand ledgers one by one takes an hour, because each waits for the metadata store seven
     times."""
-    count, under_way, most, at = 60, 0, 0, list[float]()
+    count, in_flight, most, at = 60, 0, 0, list[float]()
     mark = AuditorRole.mark
 
     async def marked(role: AuditorRole, *arguments: Any) -> None:
-        nonlocal under_way, most
-        under_way += 1
-        most = max(most, under_way)
+        nonlocal in_flight, most
+        in_flight += 1
+        most = max(most, in_flight)
         await asyncio.sleep(0.01)
         await mark(role, *arguments)
         at.append(asyncio.get_running_loop().time())
-        under_way -= 1
+        in_flight -= 1
 
     monkeypatch.setattr(AuditorRole, "mark", marked)
 

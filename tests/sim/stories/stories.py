@@ -84,13 +84,13 @@ async def acks_under_way(stage: Stage) -> None:
     await stage.put(old)
     for other in stage.others(old):
         stage.world.network.cut_one_way(other.name, old.name)
-    under_way = stage.spawn(stage.put(old))
+    in_flight = stage.spawn(stage.put(old))
     await asyncio.sleep(0.005)
     _unseat_for_good(stage, old)
     await _read_here_write_there(stage, old, 4.0)
     stage.world.network.heal()
     stage.cluster.metadata.mend(old.name)
-    await under_way
+    await in_flight
 
 
 async def wiped_bookie_answers(stage: Stage) -> None:
@@ -176,7 +176,7 @@ async def late_add_meets_a_recovery(stage: Stage) -> None:
         await asyncio.sleep(0.02)  # the candidate's own bookie is fenced
         network.slow(old.name, candidate.name, 0.3)
         network.slow(old.name, third.name, 1.2)
-        under_way = stage.spawn(stage.put(old))
+        in_flight = stage.spawn(stage.put(old))
         await asyncio.sleep(0.01)
         stored.set()
         await asyncio.sleep(0.1)
@@ -186,7 +186,7 @@ async def late_add_meets_a_recovery(stage: Stage) -> None:
     network.slow(old.name, third.name, 0.0)
     network.heal()
     stage.cluster.metadata.mend(old.name)
-    await under_way
+    await in_flight
 
 
 Ask = Callable[[Any, BookieId, EntryId | None], Awaitable[bool]]

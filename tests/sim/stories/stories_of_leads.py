@@ -78,7 +78,7 @@ async def fenced_with_a_write_under_way(stage: Stage) -> None:
     await stage.put(old)
     for other in stage.others(old):
         stage.world.network.cut_one_way(other.name, old.name)
-    under_way = stage.spawn(stage.ask(commands.Put(COUNTER, b"7"), old, timeout_s=60.0))
+    in_flight = stage.spawn(stage.ask(commands.Put(COUNTER, b"7"), old, timeout_s=60.0))
     await asyncio.sleep(0.005)
     stage.cluster.metadata.cut(old.name)
     stage.unseat(old)
@@ -88,7 +88,7 @@ async def fenced_with_a_write_under_way(stage: Stage) -> None:
         stage.world.network.reset_random()
     stage.world.network.heal()
     stage.cluster.metadata.mend(old.name)
-    asked = await under_way
+    asked = await in_flight
     assert asked.status is Status.INFO, f"P9 the client received {asked.result!r}"
 
 

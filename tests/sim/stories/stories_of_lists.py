@@ -55,12 +55,12 @@ async def power_fails_before_the_sync(stage: Stage) -> None:
     await stage.put_until_done(old)
     for node in stage.cluster.nodes:
         node.disk.slow_syncs((0.3, 0.3))
-    under_way = [stage.spawn(stage.put(old)) for _ in range(3)]
+    in_flight = [stage.spawn(stage.put(old)) for _ in range(3)]
     await asyncio.sleep(0.1)
     for node in stage.cluster.nodes:
         node.crash(power=True)
     for node in stage.cluster.nodes:
         node.disk.slow_syncs((0.0, 0.0))
         node.start()
-    for each in under_way:
+    for each in in_flight:
         await each

@@ -88,7 +88,7 @@ def _left(cluster: Cluster) -> Iterator[str]:
     members = cluster.ring.partitions
     yield from (f"{each} is replacing {member.replacing}" for each, member in members.items() if member.replacing)
     for node in cluster.servers:
-        if node.served is not None and node.served.changes._under_way:
+        if node.served is not None and node.served.changes._in_flight:
             yield f"{node.name} changes the ring"
         for partition, member in members.items():
             if node.id not in member.replicas and node.replica(partition) is not None:

@@ -38,7 +38,7 @@ def _left(cluster: Cluster) -> Iterator[str]:
             if (replica := node.replica(partition)) is not None:
                 state = replica.state
                 leader = replica._replica.leader
-                locks = () if leader is None else leader._evaluator.foreseen.locks  # claims and lines are among them
+                locks = () if leader is None else leader._evaluator.lock_table.locks  # claims and lines are among them
                 yield from (f"{node.name} {partition} {each}" for each in (*state.intents, *state.decisions, *locks))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvstore.partition.state.commands import Op, Put
-from kvstore.server.redis.pipeline.inflight_limit import InflightLimit
+from kvstore.server.redis.pipeline.in_flight_limit import InFlightLimit
 from kvstore.server.redis.pipeline.key_hazards import KeyHazards
 from kvstore.server.redis.pipeline.latency import CommandLatency, Timed
 from kvstore.server.redis.pipeline.reply_queue import ReplyQueue
@@ -20,7 +20,7 @@ class InFlight:
     """The commands of one connection that have begun and are not answered: their share of the limit of all connections,
     the keys that they read and write, and the round that is timed."""
 
-    def __init__(self, limit: InflightLimit, rounds: CommandLatency, replies: ReplyQueue) -> None:
+    def __init__(self, limit: InFlightLimit, rounds: CommandLatency, replies: ReplyQueue) -> None:
         self.limit, self.rounds, self._replies = limit, rounds, replies
         self.hazards = KeyHazards()
         self.timed: Timed | None = None
@@ -45,12 +45,12 @@ class InFlight:
             or replies.answered < replies.rereads.below
         )
 
-    def note(self, found: Single | Several, ops: Sequence[Op]) -> None:
-        """Record which keys the next command reads and writes. `found` is the plan with which the command may be
+    def note(self, plan: Single | Several, ops: Sequence[Op]) -> None:
+        """Record which keys the next command reads and writes. `plan` is the plan with which the command may be
         repeated when its turn comes."""
         number = self._replies.issued
         self.hazards.note(ops, number)
-        self._replies.rereads.note(found, number)
+        self._replies.rereads.note(plan, number)
         for op in ops:
             if op.__class__ is Put:
                 self.value_bytes += len(op.value)

@@ -88,7 +88,7 @@ class Pipeline:
         """True when the connection belongs to another server: no commands follow the one that handed it over."""
         self._is_ended = False
         """True when the client sends no more."""
-        self._in_flight = InFlight(server.inflight_limit, server.rounds, self.replies)
+        self._in_flight = InFlight(server.in_flight_limit, server.rounds, self.replies)
         self._fast_path = FastPath(server, session, self.replies, self._in_flight)
         self._resume_below: int | None = None
         """Number of commands in flight below which waiting commands begin; None if none wait."""
@@ -215,13 +215,13 @@ class Pipeline:
         handler.act(self, words)
         return True
 
-    def _redirect(self, redirects: SlotRedirects, found: Plan) -> None:
+    def _redirect(self, redirects: SlotRedirects, plan: Plan) -> None:
         """Raise CommandError with MOVED if the client is to send the command to another server."""
-        match found:
+        match plan:
             case Single(op, _):
                 ops: Sequence[Op] = (op,)
             case Several():
-                ops = found.ops
+                ops = plan.ops
             case _:
                 return
         if ops and not any(op.code in KEYLESS for op in ops):
@@ -229,11 +229,11 @@ class Pipeline:
             if moved is not None:
                 raise CommandError(moved)
 
-    def perform(self, found: Plan) -> bool:
+    def perform(self, plan: Plan) -> bool:
         """Execute a plan. Return False if it must wait. Raises CommandError."""
-        if self.gate is not None and isinstance(found, Several):
-            self.gate.check_ops(found.ops)  # all operations are allowed or none is submitted
-        match found:
+        if self.gate is not None and isinstance(plan, Several):
+            self.gate.check_ops(plan.ops)  # all operations are allowed or none is submitted
+        match plan:
             case Reply(data):
                 self.replies.reply(data)
                 return True
@@ -246,29 +246,29 @@ class Pipeline:
                 in_flight, answered = self._in_flight, self.replies.answered
                 if in_flight.must_wait() or in_flight.hazards.block((op,), answered):
                     return False
-                if not self.replies.may_answer(found):
+                if not self.replies.may_answer(plan):
                     return False
-                in_flight.note(found, (op,))
+                in_flight.note(plan, (op,))
                 number = self.replies.next_number()
                 self.replies.backend.submit((op,), self.replies, (number << FORMAT_BITS | format_,))
                 return True
             case Several():
-                return self._perform_several(found)
+                return self._perform_several(plan)
 
-    def _perform_several(self, found: Several) -> bool:
-        in_flight, ops = self._in_flight, found.ops
+    def _perform_several(self, plan: Several) -> bool:
+        in_flight, ops = self._in_flight, plan.ops
         if in_flight.must_wait(len(ops)) or in_flight.hazards.block(ops, self.replies.answered):
             return False
-        if found.is_atomic:
-            if not self.replies.reserve(value_bytes((found,), BATCH_RESULT_BYTES_MAX)):
+        if plan.is_atomic:
+            if not self.replies.reserve(value_bytes((plan,), BATCH_RESULT_BYTES_MAX)):
                 return False
-            found = together(found)
+            plan = together(plan)
         rates = self.server.rates()
         if rates is not None and (refusal := rates.refusal_or_none(_keys_of(ops))) is not None:
             self.replies.reply(replies.failure(refusal))  # all operations are admitted or none is submitted
             return True
-        in_flight.note(found, ops)
-        gathered = Gather(self.replies, self.replies.next_number(), found)
+        in_flight.note(plan, ops)
+        gathered = Gather(self.replies, self.replies.next_number(), plan)
         in_flight.note_more(gathered.at_once - 1)
         gathered.submit()
         return True

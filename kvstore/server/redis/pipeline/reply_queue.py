@@ -19,7 +19,7 @@ from kvstore.partition.state.commands import Get, Sink
 from kvstore.partition.state.operations import BATCH_RESULT_BYTES_MAX
 from kvstore.server.redis import replies
 from kvstore.server.redis.commands.performer import CommandServer
-from kvstore.server.redis.pipeline.inflight_limit import InflightLimit
+from kvstore.server.redis.pipeline.in_flight_limit import InFlightLimit
 from kvstore.server.redis.pipeline.latency import CommandLatency
 from kvstore.server.redis.pipeline.reply_memory import SMALL_BYTES, Holder, ReplyMemory
 from kvstore.server.redis.pipeline.rereads import Rereads, bytes_of
@@ -49,7 +49,7 @@ _NO_CAPACITY = Overloaded("the memory for replies is full, because clients do no
 class PipelineServer(CommandServer, Protocol):
     """The server, as the pipeline of a connection uses it. Implemented by kvstore.server.redis.listener.RespServer."""
 
-    inflight_limit: InflightLimit
+    in_flight_limit: InFlightLimit
     reply_memory: ReplyMemory
     rounds: CommandLatency
     redirects: SlotRedirects | None

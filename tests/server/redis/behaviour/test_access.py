@@ -425,10 +425,10 @@ async def test_concurrent_scans_of_a_user_are_bounded(
     resp: RespPort, access: Access, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scan_slots, "WAIT_S", 0.2)
-    held, under_way, ask = asyncio.Event(), list[Op](), resp.server.ask
+    held, in_flight, ask = asyncio.Event(), list[Op](), resp.server.ask
 
     async def held_up(op: Op, partition: PartitionId) -> Any:
-        under_way.append(op)
+        in_flight.append(op)
         await held.wait()
         return await ask(op, partition)
 
@@ -439,7 +439,7 @@ async def test_concurrent_scans_of_a_user_are_bounded(
         async with asyncio.timeout(PATIENCE_S):
             await asyncio.wait(many, return_when=asyncio.FIRST_EXCEPTION)
             done, waiting = await asyncio.wait(many, timeout=0.5)
-        assert (len(done), len(waiting), len(under_way)) == (3, SCANS_OF_USER_MAX, SCANS_OF_USER_MAX)
+        assert (len(done), len(waiting), len(in_flight)) == (3, SCANS_OF_USER_MAX, SCANS_OF_USER_MAX)
         assert all("8 scans of user tenant are running" in str(each.exception()) for each in done)
         other = asyncio.ensure_future(reader.randomkey())
         held.set()

@@ -16,7 +16,7 @@ from kvstore.server.redis import parser
 from kvstore.server.redis.connection import REPORT_EVERY, RespConnection
 from kvstore.server.redis.pipeline import pipeline
 from kvstore.server.redis.pipeline.fast_path import FastPath
-from kvstore.server.redis.pipeline.inflight_limit import COMMANDS_MAX
+from kvstore.server.redis.pipeline.in_flight_limit import COMMANDS_MAX
 from kvstore.server.redis.pipeline.latency import EVERY
 from kvstore.server.redis.pipeline.reply_memory import ReplyMemory
 from kvstore.server.redis.pipeline.reply_queue import FORMAT_BITS
@@ -234,10 +234,10 @@ async def test_single_get_that_takes_a_turn_is_timed(resp: RespPort) -> None:
 
 async def test_transaction_waits_while_the_limit_is_reached(resp: RespPort) -> None:
     async with resp.raw() as raw:
-        resp.server.inflight_limit.begin(2 * COMMANDS_MAX, 0)
+        resp.server.in_flight_limit.begin(2 * COMMANDS_MAX, 0)
         raw.writer.write(packed(b"MULTI") + packed(b"SET", b"k", b"v") + packed(b"EXEC"))
         assert await raw.read(len(b"+OK\r\n+QUEUED\r\n")) == b"+OK\r\n+QUEUED\r\n"
-        resp.server.inflight_limit.end(2 * COMMANDS_MAX, 0)
+        resp.server.in_flight_limit.end(2 * COMMANDS_MAX, 0)
         assert await raw.ask(packed(b"PING"), b"*1\r\n+OK\r\n+PONG\r\n") == b"*1\r\n+OK\r\n+PONG\r\n"
 
 
@@ -274,7 +274,7 @@ async def test_nothing_stays_counted_whatever_the_commands(
                     await asyncio.sleep(0)
             replies = connection.replies
             await wait_until(lambda: is_true(replies.issued == replies.answered), what="all is answered")  # noqa: B023
-            limit = resp.server.inflight_limit
+            limit = resp.server.in_flight_limit
             assert not connection.pipeline.waiting
             assert (limit.commands + limit.more, limit.bytes, replies._held, replies._reserved, replies.early) == (
                 0,

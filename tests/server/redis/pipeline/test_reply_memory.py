@@ -22,7 +22,7 @@ from kvstore.server.redis import listener as resp_listener
 from kvstore.server.redis.commands.asking import ask_partitions
 from kvstore.server.redis.connection import RespConnection
 from kvstore.server.redis.pipeline import reply_memory, reply_queue
-from kvstore.server.redis.pipeline.inflight_limit import InflightLimit
+from kvstore.server.redis.pipeline.in_flight_limit import InFlightLimit
 from kvstore.server.redis.pipeline.reply_memory import CHECK_S, PATIENCE_S, REFUSE_S, ReplyMemory
 from kvstore.types import PartitionId
 from tests.server.redis.resp_port import Raw, RespPort, redis_port
@@ -258,16 +258,15 @@ async def test_postponed_replies_of_a_disconnected_client_are_not_counted(resp: 
     raw.writer.transport.abort()
 
     async def is_empty() -> bool:
-        return (
-            resp.server.inflight_limit.commands + resp.server.inflight_limit.more == 0 and not resp.server._connections
-        )
+        limit = resp.server.in_flight_limit
+        return limit.commands + limit.more == 0 and not resp.server._connections
 
     await wait_until(is_empty, what="nothing is counted")
 
 
 async def test_postponed_replies_of_slow_clients_take_no_others_slots(resp: RespPort) -> None:
     """With some hundred such clients, all operations in flight were theirs, and no other client was served."""
-    limit = resp.server.inflight_limit = InflightLimit(commands_max=50, bytes_max=1_000)
+    limit = resp.server.in_flight_limit = InFlightLimit(commands_max=50, bytes_max=1_000)
 
     async def is_free() -> bool:
         has_come = sum(op.code == Code.PUT and op.key == b"n" for op in resp.backend.submitted) == begun
@@ -450,7 +449,7 @@ async def test_rest_of_a_large_read_is_skipped_when_its_client_disconnects(resp:
     resp.backend.do_held_reads()
 
     async def ended() -> bool:
-        return resp.server.inflight_limit.commands + resp.server.inflight_limit.more == 0
+        return resp.server.in_flight_limit.commands + resp.server.in_flight_limit.more == 0
 
     await wait_until(ended, what="the command has ended")
     assert len(resp.backend.submitted) == reply_queue.READS_AT_ONCE

@@ -1,6 +1,6 @@
-"""The intents and decisions as they will be after all entries in flight and the entry under construction, and who waits
-for which key. The leader evaluates every write, and every record of a transaction, against them (docs/protocol.md Tx4,
-Tx16). Decides only."""
+"""Tracks the intents and decisions as they will be after all entries in flight and the entry under construction, and
+the writes that wait for each key. The leader evaluates every write, and every record of a transaction, against them
+(docs/protocol.md Tx4, Tx16). Decides only."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ LINE_MAX = 64
 before further transactions are refused with Conflict."""
 
 
-class Foreseen:
-    """The foreseen intents and decisions of one leadership, the keys whose writes wait, and the keys that running
-    attempts claim at home."""
+class LockTable:
+    """The lock table of one leadership: its intents and decisions, including those in flight, the keys whose writes
+    wait, and the keys that running attempts claim at home."""
 
     def __init__(self, state: ReplicaState) -> None:
         self._state = state
@@ -41,7 +41,7 @@ class Foreseen:
         """Number of waiting transactions that lock nothing, because they wait for another one."""
         self.is_freed = False
         """True if, since the last `release`, an intent or a waiting write has gone for which another write may wait."""
-        self.met: list[Intent] = []
+        self.conflicting: list[Intent] = []
         """Intents because of which a transaction was refused. The leader asks home about them, because they may be
         orphaned."""
         self.rebuild(())
@@ -99,7 +99,7 @@ class Foreseen:
     def end(self, decision: Decision) -> None:
         self.decisions.remove(decision.attempt)
 
-    def standing(self, op: Op) -> list[Intent]:
+    def blocking_intents(self, op: Op) -> list[Intent]:
         """Return the intents for which a write has to wait."""
         if op.code in KEYLESS:
             end = getattr(op, "end", b"")

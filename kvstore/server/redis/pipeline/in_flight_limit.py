@@ -31,7 +31,7 @@ class WaitingConnection(Protocol):
         ...
 
 
-class InflightLimit:
+class InFlightLimit:
     """Counts what all connections have in flight. `is_full` is a plain attribute because it is read before each
     command."""
 

@@ -28,7 +28,7 @@ class _Group(msgspec.Struct, frozen=True):
     bytes: int
 
 
-class Observed:
+class UnloggedAnswers:
     """The answers of one leader that wait for the entries on which they depend."""
 
     def __init__(self, config: PartitionConfig) -> None:

@@ -25,7 +25,7 @@ from kvstore.proto.version_two import BatchRead
 _NEGATIVE = (Status.NO_LEDGER, Status.NO_ENTRY)
 
 
-class AskingClient(ClientConnection, Protocol):
+class RequestClient(ClientConnection, Protocol):
     """The connection of the client that sent the requests. Implemented by
     kvstore.bookie.connections.service.BookieConnection."""
 
@@ -37,7 +37,7 @@ class AskingClient(ClientConnection, Protocol):
 
     def send(self, frame: bytes) -> None: ...
 
-    def question_ended(self) -> None:
+    def request_ended(self) -> None:
         """Record that a request has ended, so that another one may begin."""
         ...
 
@@ -53,10 +53,10 @@ class SharedLimits(Protocol):
     def connections(self) -> Mapping[Any, None]: ...
 
 
-class Questions:
+class RequestHandler:
     """Answers the requests of one client, except adds, and limits the number of requests in progress."""
 
-    def __init__(self, client: AskingClient, shared: SharedLimits, storage: AnyStorage, config: BookieConfig) -> None:
+    def __init__(self, client: RequestClient, shared: SharedLimits, storage: AnyStorage, config: BookieConfig) -> None:
         self.pending = 0
         """Number of requests in progress."""
         self._client, self._shared, self._storage, self._config = client, shared, storage, config
@@ -81,10 +81,10 @@ class Questions:
         else:
             self._client.send(wire.encode_status(txn, operation, Status.BAD_REQUEST))
 
-    def take_back_polls(self) -> None:
+    def cancel_polls(self) -> None:
         """Cancel all long polls, because the client has disconnected."""
-        for take_back in self._polls.values():
-            take_back()
+        for cancel in self._polls.values():
+            cancel()
         self._shared.polls -= len(self._polls)
         self._polls.clear()
 
@@ -98,7 +98,7 @@ class Questions:
 
     def _end(self) -> None:
         self.pending -= 1
-        self._client.question_ended()
+        self._client.request_ended()
 
     def _read(self, txn: int, request: pb.Request) -> None:
         read = request.read
@@ -133,9 +133,9 @@ class Questions:
             self._shared.polls -= self._polls.pop(poll, None) is not None
             have_read(status, entry, body, lac)
 
-        take_back = self._storage.long_poll(read.ledger, read.previous_lac, read.timeout_ms, done=done)
+        cancel = self._storage.long_poll(read.ledger, read.previous_lac, read.timeout_ms, done=done)
         if not is_answered:
-            self._polls[poll] = take_back
+            self._polls[poll] = cancel
             self._shared.polls += 1
 
     def _have_read(

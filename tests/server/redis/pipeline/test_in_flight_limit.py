@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.errors import Unavailable
-from kvstore.server.redis.pipeline.inflight_limit import FEW, InflightLimit
+from kvstore.server.redis.pipeline.in_flight_limit import FEW, InFlightLimit
 from tests.server.redis.resp_port import RespPort, redis_port
 from tests.server.redis.test_parser import packed
 from tests.waiting import wait_until
@@ -17,7 +17,7 @@ from tests.waiting import wait_until
 class Client:
     """Begins `size` commands when it is woken."""
 
-    def __init__(self, limit: InflightLimit, size: int = 1) -> None:
+    def __init__(self, limit: InFlightLimit, size: int = 1) -> None:
         self.limit, self.size, self.woken = limit, size, 0
 
     def resume(self) -> None:
@@ -26,7 +26,7 @@ class Client:
 
 
 def test_limit_is_full_at_a_bound_and_open_at_half_of_both() -> None:
-    limit = InflightLimit(commands_max=10, bytes_max=100)
+    limit = InFlightLimit(commands_max=10, bytes_max=100)
     limit.begin(9, 99)
     assert not limit.is_full
     limit.begin(1, 0)
@@ -40,7 +40,7 @@ def test_limit_is_full_at_a_bound_and_open_at_half_of_both() -> None:
 
 
 def test_waiting_connections_resume_in_order_while_there_is_capacity() -> None:
-    limit = InflightLimit(commands_max=10, bytes_max=100)
+    limit = InFlightLimit(commands_max=10, bytes_max=100)
     limit.begin(10, 0)
     first, second, third = Client(limit, 4), Client(limit, 4), Client(limit, 4)
     for each in (first, second, third):
@@ -58,7 +58,7 @@ def test_waiting_connections_resume_in_order_while_there_is_capacity() -> None:
 @pytest.fixture
 async def resp(tmp_path: Path) -> AsyncIterator[RespPort]:
     async with redis_port(tmp_path) as opened:
-        opened.server.inflight_limit = InflightLimit(commands_max=40, bytes_max=4_000)
+        opened.server.in_flight_limit = InFlightLimit(commands_max=40, bytes_max=4_000)
         yield opened
 
 
@@ -77,7 +77,7 @@ async def test_connections_beyond_the_limit_wait_and_are_all_answered(resp: Resp
     for raw in raws:
         assert await raw.read(500) == b"+OK\r\n" * 100
         raw.close()
-    assert (resp.server.inflight_limit.commands, resp.server.inflight_limit.bytes) == (0, 0)
+    assert (resp.server.in_flight_limit.commands, resp.server.in_flight_limit.bytes) == (0, 0)
 
 
 @pytest.mark.parametrize("name", [b"MSET", b"EXISTS", b"MGET"])
@@ -100,7 +100,7 @@ async def test_command_of_several_keys_counts_for_each_of_them(resp: RespPort, n
 
 
 async def is_full(resp: RespPort) -> bool:
-    return resp.server.inflight_limit.is_full
+    return resp.server.in_flight_limit.is_full
 
 
 async def test_connection_with_nothing_in_flight_does_not_wait_for_busy_ones(resp: RespPort) -> None:
@@ -114,7 +114,7 @@ async def test_connection_with_nothing_in_flight_does_not_wait_for_busy_ones(res
         for _ in range(3):
             raw.writer.write(packed(b"SET", b"k", b"v") + packed(b"APPEND", b"k", b"w") + packed(b"SET", b"k", b"x"))
             assert await raw.read(14) == b"+OK\r\n:2\r\n+OK\r\n"
-        assert resp.server.inflight_limit.is_full
+        assert resp.server.in_flight_limit.is_full
         raw.writer.write(b"".join(packed(b"SET", b"k%d" % number, b"v") for number in range(30)))
         assert await raw.read(5 * 30) == b"+OK\r\n" * 30
     resp.backend.do_held_reads()
@@ -125,7 +125,7 @@ async def test_connection_with_nothing_in_flight_does_not_wait_for_busy_ones(res
 
 
 def test_connections_with_nothing_in_flight_are_bounded_too() -> None:
-    limit = InflightLimit(commands_max=10, bytes_max=100)
+    limit = InFlightLimit(commands_max=10, bytes_max=100)
     limit.begin(10, 0)
     assert limit.has_spare()
     limit.begin(0, 100)
@@ -138,7 +138,7 @@ def test_connections_with_nothing_in_flight_are_bounded_too() -> None:
 
 
 def test_operations_of_large_commands_block_only_large_commands() -> None:
-    limit = InflightLimit(commands_max=10, bytes_max=100)
+    limit = InFlightLimit(commands_max=10, bytes_max=100)
     limit.begin(1, 0, 20)
     assert limit.is_full
     assert limit.has_spare()
@@ -161,7 +161,7 @@ async def test_command_waiting_for_a_leader_stops_no_other_connection(resp: Resp
             transaction = packed(b"MULTI") + packed(b"SET", b"{k}", b"w") + packed(b"EXEC")
             answer = b"+OK\r\n+QUEUED\r\n*1\r\n+OK\r\n"
             assert await other.ask(transaction, answer) == answer
-        assert resp.server.inflight_limit.is_full
+        assert resp.server.in_flight_limit.is_full
         other.writer.write(packed(b"DEL", *keys) + packed(b"PING"))
         resp.backend.do_held_reads()
         assert await large.read(4) == b":0\r\n"
@@ -180,7 +180,7 @@ async def test_nothing_stays_counted_when_a_connection_ends(resp: RespPort) -> N
     resp.backend.hold()
     raws[4].writer.write(packed(b"SET", b"c", b"v" * 100) * 5)
     await raws[4].writer.drain()
-    await wait_until(lambda: under_way(resp), what="it is under way")
+    await wait_until(lambda: in_flight(resp), what="it is under way")
     raws[4].writer.transport.abort()
     resp.backend.let_go()
     resp.backend.failure = Unavailable("no leader")
@@ -191,10 +191,10 @@ async def test_nothing_stays_counted_when_a_connection_ends(resp: RespPort) -> N
     await wait_until(lambda: is_empty(resp), what="nothing is counted any more")
 
 
-async def under_way(resp: RespPort) -> bool:
-    return resp.server.inflight_limit.commands >= 5
+async def in_flight(resp: RespPort) -> bool:
+    return resp.server.in_flight_limit.commands >= 5
 
 
 async def is_empty(resp: RespPort) -> bool:
-    limit = resp.server.inflight_limit
+    limit = resp.server.in_flight_limit
     return (limit.commands, limit.more, limit.bytes) == (0, 0, 0)
