@@ -196,7 +196,7 @@ class SlowOperation(_message.Message):
     STARVED_FIELD_NUMBER: _builtins.int
     date_ms: _builtins.int
     at: _builtins.str
-    """The component that measured the operation: door, waiting, link or leader."""
+    """The component that measured the operation: endpoint, waiting, link or leader."""
     operation: _builtins.str
     """Name of the operation, for example GET. An entry of the log is a `write`."""
     key: _builtins.str

@@ -281,12 +281,12 @@ def _deaf_to_zeroes() -> None:
 
 
 @mutant("is never too busy for another add")
-def _open_door() -> None:
+def _no_backpressure() -> None:
     replace(service_module.BookieConnection, "_must_wait", lambda _original: lambda self, _payload: False)
 
 
 @mutant("delays all requests while many wait for the metadata store")
-def _one_door() -> None:
+def _one_gate() -> None:
     replace(service_module.BookieConnection, "_may_ask", lambda _original: lambda self, _payload: True)
 
 

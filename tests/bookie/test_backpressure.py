@@ -126,40 +126,40 @@ def test_waiting_adds_are_refused_when_the_disk_becomes_full(world: SimWorld) ->
 
 def test_waiting_connections_pass_in_order_until_the_gate_is_shut_again() -> None:
     room, called = 0, []
-    door = BackpressureGate()
-    door.shut(door)
+    gate = BackpressureGate()
+    gate.shut(gate)
 
     def come(name: str) -> None:
         nonlocal room
         room -= 1
         called.append(name)
         if not room:
-            door.shut(door)
+            gate.shut(gate)
 
     a, b, c = (lambda name=name: come(name) for name in "abc")
     for each in (a, b, a, c):
-        door.wait(each)
+        gate.wait(each)
     assert called == []
     room = 2
-    door.open(door)
+    gate.open(gate)
     assert called == ["a", "b"]
-    assert door.is_shut
+    assert gate.is_shut
     room = 5
-    door.open(door)
+    gate.open(gate)
     assert called == ["a", "b", "c"]
-    assert not door.is_shut
+    assert not gate.is_shut
 
 
 def test_gate_is_open_when_nobody_holds_it_shut() -> None:
-    door, called = BackpressureGate(), []
+    gate, called = BackpressureGate(), []
     for holder in ("one directory", "another"):
-        door.shut(holder)
-    door.wait(lambda: called.append("in"))
-    door.open("one directory")
-    assert door.is_shut
-    door.open("one that never held it")
+        gate.shut(holder)
+    gate.wait(lambda: called.append("in"))
+    gate.open("one directory")
+    assert gate.is_shut
+    gate.open("one that never held it")
     assert called == []
-    door.open("another")
+    gate.open("another")
     assert called == ["in"]
 
 

@@ -266,9 +266,9 @@ class Cluster:
 
     # ── what it says ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def address(self, node: str, door: str) -> tuple[str, int]:
+    def address(self, node: str, endpoint: str) -> tuple[str, int]:
         """Return host and port of a node's `resp`, `grpc`, `http` or `bookie` listener."""
-        host, _, port = getattr(self.file.node(node), door).rpartition(":")
+        host, _, port = getattr(self.file.node(node), endpoint).rpartition(":")
         return host, int(port)
 
     @property

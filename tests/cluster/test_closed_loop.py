@@ -33,14 +33,16 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return closed_loop.build(tmp_path_factory.mktemp("program"))
 
 
-def doors_of(cluster: Cluster, protocol: str) -> list[str]:
+def endpoints_of(cluster: Cluster, protocol: str) -> list[str]:
     name = {"kv": "grpc", "http": "http"}.get(protocol, "resp")
     return [getattr(node, name) for node in cluster.local.load().nodes]
 
 
 @pytest.mark.parametrize("protocol", ["resp", "cluster", "kv", "http"])
 def test_generator_sets_and_gets_through_each_protocol(protocol: str, cluster: Cluster, program: Path) -> None:
-    request = Request(protocol, doors_of(cluster, protocol), "fill", 8, prefix=f"{protocol}:", keys=KEYS, warmup_s=0.1)
+    request = Request(
+        protocol, endpoints_of(cluster, protocol), "fill", 8, prefix=f"{protocol}:", keys=KEYS, warmup_s=0.1
+    )
     filled = closed_loop.run(program, request)
     assert (filled.operations, filled.errors) == (KEYS, {})
     borders: list[None] = []
@@ -55,14 +57,14 @@ def test_generator_sets_and_gets_through_each_protocol(protocol: str, cluster: C
 
 @pytest.mark.parametrize("protocol", ["resp", "cluster", "kv", "http"])
 def test_gets_of_absent_keys_are_errors(protocol: str, cluster: Cluster, program: Path) -> None:
-    request = Request(protocol, doors_of(cluster, protocol), "get", 2, prefix="absent:", seconds=0.2)
+    request = Request(protocol, endpoints_of(cluster, protocol), "get", 2, prefix="absent:", seconds=0.2)
     found = closed_loop.run(program, request)
     assert found.operations == 0
     assert sum(found.errors.values()) > 0
 
 
 def test_pipelined_operations_are_counted_one_by_one(cluster: Cluster, program: Path) -> None:
-    request = Request("resp", doors_of(cluster, "resp"), "fill", 2, pipeline=16, prefix="pipelined:", keys=KEYS)
+    request = Request("resp", endpoints_of(cluster, "resp"), "fill", 2, pipeline=16, prefix="pipelined:", keys=KEYS)
     assert closed_loop.run(program, request).operations == KEYS
 
 

@@ -60,18 +60,18 @@ def is_served(cluster: Cluster, node: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize("door", ["resp", "bookie", "http", "grpc"])
-def test_idle_connections_take_no_descriptors_from_files(cluster: Cluster, door: str) -> None:
+@pytest.mark.parametrize("endpoint", ["resp", "bookie", "http", "grpc"])
+def test_idle_connections_take_no_descriptors_from_files(cluster: Cluster, endpoint: str) -> None:
     pid = cluster.pid("n1")
     client = cluster.redis("n1", socket_timeout=30)
     client.set("before", b"1")
     before = segments(cluster, "n1")
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (FILES, FILES))
-    with crowd(cluster.address("n1", door), CROWD):
+    with crowd(cluster.address("n1", endpoint), CROWD):
         for number in range(60):
             client.set(f"during-{number}", VALUE)
         cluster.wait_until(lambda: psutil.Process(pid).cpu_percent(0.5) < 75, "the loop does not spin")
-        if door != "http":  # who comes there last takes the place of the first
+        if endpoint != "http":  # who comes there last takes the place of the first
             cluster.wait_until(lambda: segments(cluster, "n1") > before + 2, "the journal rolls")
             assert not cluster.status("n1")["bookie"]["readonly"]
         assert psutil.Process(pid).num_fds() < FILES

@@ -110,9 +110,9 @@ KINDS: dict[str, tuple[str, Bytes]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_garbage_at_a_port_harms_no_other_client(unharmed: Cluster, kind: str) -> None:
-    door, make = KINDS[kind]
+    endpoint, make = KINDS[kind]
     rng = random.Random(kind)
-    address = unharmed.address("n1", door)
+    address = unharmed.address("n1", endpoint)
     for _ in range(ROUNDS):
         send(address, make(rng), wait_s=0.02)
 

@@ -58,12 +58,12 @@ def url_of(secured: Secured) -> str:
     return secured.url("n1", "n2", "n3") + f"&cert={secured.of_client}&key={secured.of_client}"
 
 
-def serial_of(secured: Secured, node: str, door: str) -> str:
+def serial_of(secured: Secured, node: str, endpoint: str) -> str:
     """Return the serial number of the certificate that a listener presents."""
     context = ssl.create_default_context(cafile=str(secured.ca))
     context.load_cert_chain(secured.of_client)
-    context.set_alpn_protocols(["h2" if door == "grpc" else "http/1.1"])
-    host, port = secured.cluster.address(node, door)
+    context.set_alpn_protocols(["h2" if endpoint == "grpc" else "http/1.1"])
+    host, port = secured.cluster.address(node, endpoint)
     with (
         socket.create_connection((host, port), timeout=PATIENCE_S) as plain,
         context.wrap_socket(plain, server_hostname=host) as connection,
@@ -182,10 +182,12 @@ def test_certificate_replacement_under_load_fails_no_request(founded: Secured) -
             for node in cluster.ids if round_ else ():  # the first time by looking alone
                 os.kill(cluster.pid(node), signal.SIGHUP)
             for node in cluster.ids:
-                for door in ("resp", "grpc", "http"):
+                for endpoint in ("resp", "grpc", "http"):
                     cluster.wait_until(
-                        lambda node=node, door=door, before=before: serial_of(founded, node, door) != before,
-                        f"{node}'s {door} shows the new certificate",
+                        lambda node=node, endpoint=endpoint, before=before: (
+                            serial_of(founded, node, endpoint) != before
+                        ),
+                        f"{node}'s {endpoint} shows the new certificate",
                     )
             cluster.wait_until(lambda rounds=rounds: load.has_gone_on(rounds), "work goes on")
     assert load.failures == []

@@ -146,14 +146,14 @@ def test_sessions_on_the_redis_port_are_encrypted_and_verified(secured: Secured)
 
 
 def test_plaintext_connections_get_nothing(secured: Secured) -> None:
-    for door in ("resp", "grpc", "http", "bookie"):
-        with socket.create_connection(secured.cluster.address("n1", door), timeout=5) as connection:
+    for endpoint in ("resp", "grpc", "http", "bookie"):
+        with socket.create_connection(secured.cluster.address("n1", endpoint), timeout=5) as connection:
             connection.settimeout(2)
             answer = b""
             with suppress(OSError):
                 connection.sendall(b"PING\r\n")
                 answer = connection.recv(100)
-            assert b"PONG" not in answer, door
+            assert b"PONG" not in answer, endpoint
 
 
 def test_server_with_an_untrusted_certificate_is_refused(secured: Secured) -> None:

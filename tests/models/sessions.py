@@ -169,15 +169,15 @@ class Model:
 
     # ── the session ──
 
-    def _by_leader(self, state: State, door: str, version: int) -> Iterator[Step]:
+    def _by_leader(self, state: State, endpoint: str, version: int) -> Iterator[Step]:
         """Yield a write and a linearizable read that a server passes to the leader of the key's owner by its ring."""
         if not self._leader_answers(state, version):
             return
         owner = state.path[version // 2]
-        yield f"reads by {door}", self._answered(state, owner, version, state.logs[owner][-1])
+        yield f"reads by {endpoint}", self._answered(state, owner, version, state.logs[owner][-1])
         if state.writes:
             after = self._written(state, owner)
-            yield f"writes by {door}", self._answered(after, owner, version, after.logs[owner][-1])
+            yield f"writes by {endpoint}", self._answered(after, owner, version, after.logs[owner][-1])
 
     def _leader_answers(self, state: State, version: int) -> bool:
         owner, known = state.path[version // 2], state.leaders_ring

@@ -26,7 +26,7 @@ WITHOUT_ITS_PART = pb.Request(
 BODY = b"x" * 40
 
 
-class Door:
+class TlsListener:
     """A bookie's side, and how often it has refused."""
 
     def __init__(self) -> None:
@@ -40,9 +40,9 @@ class Door:
 def test_start_tls_messages_match_apaches_bytes() -> None:
     assert wire.encode_start_tls(18).hex() == REQUEST
     assert wire.encode_start_tls(18)[4:] == recorded("bookie.hex")["start TLS"][0]
-    door = Door()
-    assert door.prelude.receive(bytes.fromhex(REQUEST)[4:]).hex() == ANSWER
-    assert (door.prelude.is_over, door.prelude.greeting, door.refusals) == (True, b"", 0)
+    listener = TlsListener()
+    assert listener.prelude.receive(bytes.fromhex(REQUEST)[4:]).hex() == ANSWER
+    assert (listener.prelude.is_over, listener.prelude.greeting, listener.refusals) == (True, b"", 0)
 
 
 @pytest.mark.parametrize(
@@ -63,13 +63,13 @@ def test_start_tls_messages_match_apaches_bytes() -> None:
 def test_other_requests_before_tls_are_unauthorized(
     request_frame: bytes, operation: BookieOperation, ids: tuple[int, int] | None
 ) -> None:
-    door = Door()
-    answer = wire.decode_response(door.prelude.receive(request_frame[4:])[4:])
+    listener = TlsListener()
+    answer = wire.decode_response(listener.prelude.receive(request_frame[4:])[4:])
     assert (answer.txn, answer.operation, answer.status) == (5, operation, Status.UNAUTHORIZED)
     assert ids is None or (answer.ledger, answer.entry) == ids
-    assert (door.prelude.is_over, door.refusals) == (False, 1)
-    assert door.prelude.receive(bytes.fromhex(REQUEST)[4:]).hex() == ANSWER
-    assert door.prelude.is_over, "and START_TLS may follow"
+    assert (listener.prelude.is_over, listener.refusals) == (False, 1)
+    assert listener.prelude.receive(bytes.fromhex(REQUEST)[4:]).hex() == ANSWER
+    assert listener.prelude.is_over, "and START_TLS may follow"
 
 
 def place(ledger: int, entry: int) -> bytes:
@@ -83,24 +83,24 @@ def test_version_two_request_before_tls_is_refused_in_its_format() -> None:
         (b"\x02\x02\0\x01" + place(7, 3) + KEY, 2),
         (b"\x02\x07\0\0" + place(7, 3) + place(99, 0)[:8] + bytes(12), 7),
     ):
-        door = Door()
-        answer = door.prelude.receive(payload)[4:]
+        listener = TlsListener()
+        answer = listener.prelude.receive(payload)[4:]
         assert answer[:24] == bytes([2, operation, 0, 0]) + code + place(7, 3)
-        assert (door.prelude.is_over, door.refusals) == (False, 1)
-    door = Door()
+        assert (listener.prelude.is_over, listener.refusals) == (False, 1)
+    listener = TlsListener()
     with pytest.raises(ConnectionError, match="AUTH of version 2"):
-        door.prelude.receive(
+        listener.prelude.receive(
             version_two.MARK + b"\x03\0\0" + pb.AuthMessage(plugin="x", payload=b"").SerializeToString()
         )
-    assert door.refusals == 1
+    assert listener.refusals == 1
 
 
 def test_payload_without_a_request_closes_the_connection() -> None:
     for payload in (b"", b"GET / HTTP/1.1", b"\x02\x63\0\0"):
-        door = Door()
+        listener = TlsListener()
         with pytest.raises(ConnectionError, match="expected START_TLS"):
-            door.prelude.receive(payload)
-        assert not door.prelude.is_over
+            listener.prelude.receive(payload)
+        assert not listener.prelude.is_over
 
 
 def test_client_accepts_only_the_answer_to_its_own_start_tls() -> None:

@@ -16,7 +16,7 @@ from kvstore.partition.state.commands import Check, Op, RequestId
 from kvstore.partition.state.traits import WRITES
 from kvstore.ring.ring import Ring
 from kvstore.types import PartitionId
-from tests.sim.asking.calls import Call, Doors, Frame, is_answer
+from tests.sim.asking.calls import Call, EndpointNode, Frame, is_answer
 from tests.sim.judges.operations import Operation, Recorder, Status, changes_nothing
 from tests.sim.judges.probes import declare, probe
 from tests.sim.world.network import SimNetwork
@@ -32,7 +32,7 @@ class Population(Protocol):
     recorder: Recorder
 
     @property
-    def doors(self) -> list[Doors]: ...
+    def endpoints(self) -> list[EndpointNode]: ...
 
 
 class Identity:
@@ -120,7 +120,7 @@ class Worker:
         return await self._answer(self._send([operation])[0])
 
     def _send(self, operations: list[Operation]) -> list[Call]:
-        node = self.random.choice(self._cluster.doors)
+        node = self.random.choice(self._cluster.endpoints)
         for operation in operations:
             operation.attempts.append(node.name)
         return Frame(self._cluster.network, self.name, node, operations, self.ring.routed).calls

@@ -20,7 +20,7 @@ from kvstore.server.cluster.bootstrap import found
 from kvstore.server.cluster.ring_store import change_ring
 from kvstore.server.processes import process_id
 from kvstore.types import PartitionId, machine_of
-from tests.sim.clients import Doors
+from tests.sim.clients import EndpointNode
 from tests.sim.judges.logbook import Logbook
 from tests.sim.judges.operations import Recorder
 from tests.sim.judges.rules import Listed, MetadataRules
@@ -94,7 +94,7 @@ class Cluster:
         return sorted(self.ring.partitions)
 
     @property
-    def doors(self) -> list[Doors]:
+    def endpoints(self) -> list[EndpointNode]:
         return list(self.servers)
 
     def broken(self, message: str) -> None:

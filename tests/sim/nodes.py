@@ -124,7 +124,7 @@ class Node:
         return self.sim.disk
 
     @property
-    def door(self) -> tuple[Process, Any] | None:
+    def endpoint(self) -> tuple[Process, Any] | None:
         """The process and its Backend, once clients can connect to it."""
         if not self.is_serving:
             return None

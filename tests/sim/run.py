@@ -281,7 +281,7 @@ class Only:
 
     def __init__(self, cluster: Cluster, node: Any) -> None:
         self.ring, self.network, self.recorder = cluster.ring, cluster.network, cluster.recorder
-        self.doors = [node]
+        self.endpoints = [node]
 
 
 def main(words: list[str]) -> None:

@@ -164,7 +164,7 @@ class Reader:
 
     async def _at(self, node: Node, call: Any) -> Any:
         """Return the result of a call made in a node's process, or None if the process ends meanwhile."""
-        if node.door is None or not node.is_running:
+        if node.endpoint is None or not node.is_running:
             return None
         served = node.served
         assert served is not None

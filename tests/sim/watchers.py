@@ -93,7 +93,7 @@ class Watcher:
         while self._failure is None:
             await self._is_here.wait()
             node = self._random.choice(self._cluster.servers)
-            if node.door is None or not hasattr(node.served, "feeds"):
+            if node.endpoint is None or not hasattr(node.served, "feeds"):
                 await asyncio.sleep(0.05)
                 continue
             await self._stay(node)
@@ -101,8 +101,8 @@ class Watcher:
 
     async def _stay(self, node: Node) -> None:
         """Watch through one node until the node dies, falls silent, or the watcher leaves."""
-        assert node.door is not None
-        process, stream = node.door[0], Stream()
+        assert node.endpoint is not None
+        process, stream = node.endpoint[0], Stream()
         serving: Any = process.context.run(self._serve, node, stream)
         process.on_death.append(stream.news.set)
         until = asyncio.get_running_loop().time() + self._random.expovariate(1 / STAY_S)

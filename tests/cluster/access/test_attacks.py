@@ -46,7 +46,7 @@ others."""
 CANCELLED = 200
 """Number of changes whose callers do not wait. An address may cause 120 audit lines of other calls in a minute."""
 CROWD = FAILURES_MAX + 2
-DOORS = ("resp", "grpc", "http", "bookie")
+ENDPOINTS = ("resp", "grpc", "http", "bookie")
 
 
 @pytest.fixture(scope="module")
@@ -439,25 +439,25 @@ class HalfOpen:
             sock.close()
 
 
-def is_served(secured: Secured, node: str, door: str) -> bool:
+def is_served(secured: Secured, node: str, endpoint: str) -> bool:
     """Return True if a new client is served."""
     with suppress(OSError, StoreError, redis.RedisError, grpc.RpcError):
-        if door == "resp":
+        if endpoint == "resp":
             with redis_of(secured, node, username="data", password=PASSWORD) as one:
                 return one.get("known") == b"1"
-        if door == "grpc":
+        if endpoint == "grpc":
             with channel(secured, node, Login("data", PASSWORD.encode())) as opened:
                 return bool(kv_pb2_grpc.KVStub(opened).Get(kv_pb2.GetRequest(key=b"known"), timeout=10))
-        if door == "http":
+        if endpoint == "http":
             return get(secured, node, "/readyz")[0] == 200
         with bookie_of(secured, secured.of_client):
             return True
     return False
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
 def test_10_000_half_open_connections_are_closed_while_others_are_served(
-    founded: Secured, cluster: Cluster, door: str
+    founded: Secured, cluster: Cluster, endpoint: str
 ) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -469,13 +469,13 @@ def test_10_000_half_open_connections_are_closed_while_others_are_served(
     try:
         with redis_of(founded, node, username="data", password=PASSWORD, socket_timeout=60) as known:
             known.set("known", "1")
-            with closing(HalfOpen(cluster.address(node, door), count)) as crowd:
+            with closing(HalfOpen(cluster.address(node, endpoint), count)) as crowd:
                 for number in range(30):
                     known.set("during", str(number))
-                cluster.wait_until(lambda: is_served(founded, node, door), "one who comes new is served", 120)
+                cluster.wait_until(lambda: is_served(founded, node, endpoint), "one who comes new is served", 120)
                 cluster.wait_until(lambda: crowd.ended() >= count // 4, "they are ended, one after the other", 180)
                 assert known.get("during") == b"29"
-        if door != "grpc":  # which accepts by itself, and tells no numbers
+        if endpoint != "grpc":  # which accepts by itself, and tells no numbers
             cluster.wait_until(lambda: has_counted(founded, node, *names, more_than=before), "they are counted")
         assert cluster.pid(node) == pid
         assert cluster.is_running(node)

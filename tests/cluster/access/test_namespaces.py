@@ -131,8 +131,8 @@ def test_each_endpoint_reports_an_exceeded_quota_with_its_own_error(cluster: Clu
 
 def test_rate_limit_holds_and_clients_retry_by_themselves(cluster: Cluster) -> None:
     command(cluster, "namespace", "add", "slow", "slow/", "--ops", "30", "--burst", "30")
-    door = cluster.redis("n1")
-    pipeline = door.pipeline(transaction=False)
+    pipelined = cluster.redis("n1")
+    pipeline = pipelined.pipeline(transaction=False)
     for _ in range(1000):
         pipeline.get("slow/1")
     answers = pipeline.execute(raise_on_error=False)

@@ -166,12 +166,12 @@ def a_new_certificate(walk: Walk, part: Part) -> None:
     secured.write_another(walk.directory / "new.key", walk.directory / "new.pem")
     step = Line(replaced.command.replace("node.key", str(secured.key)).replace("node.pem", str(secured.cert)), "", "")
     cluster = secured.cluster
-    doors = [(node, door) for node in cluster.ids for door in ("resp", "grpc", "http")]
-    before = {each: serial_of(secured, *each) for each in doors}
+    endpoints = [(node, endpoint) for node in cluster.ids for endpoint in ("resp", "grpc", "http")]
+    before = {each: serial_of(secured, *each) for each in endpoints}
     with Load(secured, "acme", walk.password("acme"), b"acme/load-") as load:
         cluster.wait_until(lambda: load.has_gone_on([0, 0]), "work begins")
         walk.do(step)
-        for each in doors:
+        for each in endpoints:
             cluster.wait_until(
                 lambda each=each: serial_of(secured, *each) != before[each], f"{each} shows the new certificate"
             )

@@ -187,8 +187,8 @@ def test_endpoints_refuse_plaintext_and_clients_without_a_certificate(cluster: C
     nobody = "kvs://{}:{}?{}".format(*cluster.address("n1", "grpc"), own)
     with pytest.raises(StoreError), Client(nobody) as client:
         client.get(b"answer")
-    for door in ("resp", "grpc", "bookie"):
-        assert heard(cluster.address("n1", door), ssl.create_default_context(cafile=str(folder.ca))) == b"", door
+    for kind in ("resp", "grpc", "bookie"):
+        assert heard(cluster.address("n1", kind), ssl.create_default_context(cafile=str(folder.ca))) == b"", kind
 
 
 def heard(address: tuple[str, int], context: ssl.SSLContext, said: bytes = b"*1\r\n$4\r\nPING\r\n") -> bytes:

@@ -177,27 +177,29 @@ def test_slow_log_of_the_leader_shows_where_a_write_spent_its_time(cluster: Clus
 def test_slow_log_shows_operations_forwarded_to_a_paused_server(cluster: Cluster) -> None:
     partition = done(cluster, "ring", "locate", SECRET_KEY.decode())["partition"]
     leader = settled(cluster, partition)
-    door = next(node for node in cluster.ids if node not in (leader, "n2"))
+    entry_node = next(node for node in cluster.ids if node not in (leader, "n2"))
     answers: list[object] = []
 
     def ask() -> None:
-        with cluster.redis(door, socket_timeout=60) as client:
+        with cluster.redis(entry_node, socket_timeout=60) as client:
             try:
                 answers.append(client.get(SECRET_KEY))
             except redis.RedisError as error:  # if it pauses for so long that the link is given up
                 answers.append(error)
 
     def uptime_s() -> float:
-        document = json.loads(call_at(cluster, door, "status", "--json").stdout)
-        return float(next(each["uptime_s"] for each in document["nodes"] if each["id"] == door))
+        document = json.loads(call_at(cluster, entry_node, "status", "--json").stdout)
+        return float(next(each["uptime_s"] for each in document["nodes"] if each["id"] == entry_node))
 
-    with cluster.redis(door) as client:
+    with cluster.redis(entry_node) as client:
         client.get(SECRET_KEY)  # the link is open
     asking = threading.Thread(target=ask)
     cluster.pause(leader)
     try:
         asking.start()
-        wait_until_blocking(lambda: cluster.status(door)["server"]["peer_operations_in_flight"] > 0, what="a frame")
+        wait_until_blocking(
+            lambda: cluster.status(entry_node)["server"]["peer_operations_in_flight"] > 0, what="a frame"
+        )
         seen = uptime_s()
         wait_until_blocking(lambda: uptime_s() > seen + 1.0, timeout_s=60, what="some looks at what is under way")
     finally:
@@ -207,7 +209,7 @@ def test_slow_log_shows_operations_forwarded_to_a_paused_server(cluster: Cluster
 
     def link() -> list[dict[str, Any]]:
         """Return the entries of the slow GET. The GET before it may have been slow too."""
-        asked = ("node", "slow-log", door, "--key", SECRET_KEY.decode(), "--json")
+        asked = ("node", "slow-log", entry_node, "--key", SECRET_KEY.decode(), "--json")
         found = json.loads(call(cluster, *asked).stdout)["operations"]
         return [each for each in found if (each["at"], each["operation"]) == ("link", "GET") and each["took_ms"] > 250]
 

@@ -226,7 +226,7 @@ def use_commands(kept: Kept) -> None:
     )
 
 
-def use_doors(kept: Kept) -> None:
+def use_endpoints(kept: Kept) -> None:
     for path in PAGES:
         kept.page(path, "root", ROOT_PASSWORD)
         for user, password in (("reader", READER_PASSWORD), ("root", WRONG), ("", "")):
@@ -268,7 +268,7 @@ def use_urls(kept: Kept) -> None:
 def test_outputs_have_no_secret_and_show_metadata_address_to_admins_only(kept: Kept) -> None:
     with running(kept):
         found_users(kept)
-        use_doors(kept)
+        use_endpoints(kept)
         use_commands(kept)
         use_urls(kept)
     assert b'"who":"root"' in kept.outputs["n1.audit.jsonl"].replace(b" ", b""), "the audit log is searched, too"

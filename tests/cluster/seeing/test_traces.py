@@ -46,19 +46,19 @@ def test_forwarded_write_is_one_trace_down_to_the_bookies(traced: tuple[Cluster,
     with cluster.redis(follower) as client:
         client.set(b"customers/4711", b"secret value")
 
-    def doors() -> list[Seen]:
+    def roots() -> list[Seen]:
         return [each for each in collector.spans if each.name == "redis PUT" and each.node == follower]
 
-    wait_until_blocking(doors, what="the span of the door")
-    (door,) = doors()
-    bookies = wait_spans(collector, door.trace, named="bookie add", count=BOOKIES)
+    wait_until_blocking(roots, what="the span of the endpoint")
+    (root,) = roots()
+    bookies = wait_spans(collector, root.trace, named="bookie add", count=BOOKIES)
     wait_until_blocking(lambda: "?" not in collector.path(bookies[0]), what="all spans above it")
     way = [f"{follower} redis PUT", f"{follower} link"]
     way += [f"{leader} {name}" for name in ("peer PUT", "leader", "log append", "bookie add")]
     assert [collector.path(each) for each in bookies] == [way] * BOOKIES
     assert len({each.attributes["bookie"] for each in bookies}) == BOOKIES
-    assert len(collector.trace(door.trace)) == len(way) - 1 + BOOKIES
-    assert all(each.began_ns <= each.ended_ns and not each.error for each in collector.trace(door.trace))
+    assert len(collector.trace(root.trace)) == len(way) - 1 + BOOKIES
+    assert all(each.began_ns <= each.ended_ns and not each.error for each in collector.trace(root.trace))
     assert "customers" not in repr(collector.spans)
     assert "secret" not in repr(collector.spans)
 

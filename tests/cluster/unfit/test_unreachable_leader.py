@@ -19,7 +19,7 @@ from tests.cluster.unfit.relay import Relays, running_relays
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 GAP_S_MAX = 10.0
-DOORS = ("resp", "grpc", "http", "bookie")
+ENDPOINTS = ("resp", "grpc", "http", "bookie")
 
 
 def host_of(node: str) -> str:
@@ -71,7 +71,7 @@ def setting(
 
         def behind_a_relay(node: str, text: str) -> str:
             said = tomllib.loads(text)
-            relays.add(host_of(node), [int(said[door].rpartition(":")[2]) for door in DOORS])
+            relays.add(host_of(node), [int(said[endpoint].rpartition(":")[2]) for endpoint in ENDPOINTS])
             return f'advertise = "{host_of(node)}"\n{text}'
 
         directory = tmp_path_factory.mktemp("cluster")

@@ -60,7 +60,7 @@ def small_crowds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def field_at(address: tuple[str, int]) -> Field:
-    cluster: Any = SimpleNamespace(ids=["n1"], address=lambda _node, _door: address)
+    cluster: Any = SimpleNamespace(ids=["n1"], address=lambda _node, _endpoint: address)
     load: Any = SimpleNamespace(tags=[b"tag"])
     return Field(cluster, Random(1), load)
 

@@ -193,8 +193,8 @@ def test_calls_from_other_machines_may_use_any_host_name() -> None:
 
 def test_node_is_known_by_its_advertised_names_while_it_starts(tmp_path: Path) -> None:
     files = {"data_dir": tmp_path, "secret_file": tmp_path / "secret"}
-    doors = {"http": "inner:8401", "advertise": "KV.example", "zookeeper": "zk:2181"}
-    config = NodeConfig(id="n1", insecure=True, **files, **doors)  # type: ignore[arg-type]  # paths and texts by name
+    endpoints = {"http": "inner:8401", "advertise": "KV.example", "zookeeper": "zk:2181"}
+    config = NodeConfig(id="n1", insecure=True, **files, **endpoints)  # type: ignore[arg-type]  # paths and texts by name
     clock = SimpleNamespace(now=float, date_ms=int)
     env: Any = SimpleNamespace(clock=clock, audit=AuditLines())
     names = Process(config, env, None, Output(config.log_output)).own_names()

@@ -323,8 +323,8 @@ class Shown:
 async def pages_of(report: ClusterReport, server: ServerId) -> dict[str, tuple[int, str]]:
     """Return status and text of the node's health pages."""
     address = f"127.0.0.1:{free_port()}"
-    door = HttpListener(Shown(report, server), TcpTransport(), Beat())
-    await door.open(address)
+    listener = HttpListener(Shown(report, server), TcpTransport(), Beat())
+    await listener.open(address)
     found = {}
     try:
         async with aiohttp.ClientSession() as session:
@@ -332,7 +332,7 @@ async def pages_of(report: ClusterReport, server: ServerId) -> dict[str, tuple[i
                 async with session.get(f"http://{address}{path}") as answer:
                     found[path] = (answer.status, await answer.text())
     finally:
-        await door.close()
+        await listener.close()
     return found
 
 

@@ -30,13 +30,13 @@ HELD_MAX_S = 5.0
 _LOCAL = (Level.SESSION, Level.STALE)
 
 
-class Doors(Protocol):
+class EndpointNode(Protocol):
     """A node as its clients see it."""
 
     name: str
 
     @property
-    def door(self) -> tuple[Process, Any] | None:
+    def endpoint(self) -> tuple[Process, Any] | None:
         """Return the running process and its Backend, or None if its port refuses connections."""
         ...
 
@@ -91,7 +91,7 @@ class Frame(Sink):
     """Operations that a client sends together over one connection. A Sink on the node's side; tokens are indexes."""
 
     def __init__(
-        self, network: SimNetwork, client: str, node: Doors, operations: Sequence[Operation], ring_version: int
+        self, network: SimNetwork, client: str, node: EndpointNode, operations: Sequence[Operation], ring_version: int
     ) -> None:
         self.network = network
         self.calls = [Call(self, each) for each in operations]
@@ -100,12 +100,12 @@ class Frame(Sink):
         self._there = network.link(client, node.name)
         self._sent_at = network.loop.time()
         self._left = len(self.calls)
-        door = node.door
-        if door is None:
+        endpoint = node.endpoint
+        if endpoint is None:
             for call in self.calls:
                 self.later(self._there.delay(), call.fail, Unavailable(f"{node.name} refuses connections"))
             return
-        self._process, self._backend = door
+        self._process, self._backend = endpoint
         self._process.on_death.append(self._died)
         self.later(self._there.delay(), self._arrive)
 

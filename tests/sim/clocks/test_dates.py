@@ -17,8 +17,8 @@ from tests.sim.stories.stories_of_dates import (
     NOTICED_S,
     clocks_of_most,
     cold_start,
-    door_without_a_date,
-    doors_of_a_cold_start,
+    endpoint_without_a_date,
+    endpoints_of_a_cold_start,
     found,
     jump,
     key_of_ten_minutes,
@@ -81,11 +81,11 @@ def test_requests_are_not_refused_as_expired() -> None:
 
 @pytest.mark.parametrize("by_ms", [-HOUR_MS, HOUR_MS])
 def test_clients_of_server_started_with_wrong_date_get_right_date(by_ms: int) -> None:
-    play(partial(door_without_a_date, by_ms=by_ms), knobs())
+    play(partial(endpoint_without_a_date, by_ms=by_ms), knobs())
 
 
 def test_clients_of_cold_start_get_no_future_date() -> None:
-    play(doors_of_a_cold_start, knobs())
+    play(endpoints_of_a_cold_start, knobs())
 
 
 def test_pin_survives_clock_jump() -> None:

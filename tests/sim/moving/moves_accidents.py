@@ -73,8 +73,8 @@ def asker(node: Node, ring_version: int = 0) -> Callable[[Any, PartitionId | Non
     ring."""
 
     async def ask(op: Any, partition: PartitionId | None) -> Any:
-        assert node.door is not None
-        process, backend = node.door
+        assert node.endpoint is not None
+        process, backend = node.endpoint
         answer = _Answer()
         loop = asyncio.get_running_loop()
         loop.call_soon(backend.submit, (op,), answer, (0,), ring_version, partition, context=process.context.copy())

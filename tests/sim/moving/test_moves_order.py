@@ -35,7 +35,7 @@ class Pipeline:
         cluster, open_ = self._world.cluster, []
         while not self.is_over:
             await asyncio.sleep(APART_S)
-            if self._node.door is None:
+            if self._node.endpoint is None:
                 continue
             ask = asker(self._node)
             for key in self._keys:

@@ -27,14 +27,14 @@ ATTEMPT_S, ATTEMPTS_MAX = 5.0, 200
 
 def somebody(world: World, turn: int) -> Node:
     """Return a node that is up."""
-    up = [node for node in world.cluster.nodes if node.door is not None and node.served is not None]
+    up = [node for node in world.cluster.nodes if node.endpoint is not None and node.served is not None]
     return up[turn % len(up)] if up else world.cluster.nodes[0]
 
 
 async def ask(world: World, op: Any, partition: PartitionId | None, turn: int) -> Any:
     """Send an operation to a node once. Raises StoreError; Unavailable if the node dies meanwhile."""
     node = somebody(world, turn)
-    if node.door is None:
+    if node.endpoint is None:
         raise Unavailable("no node is up")
     try:
         async with asyncio.timeout(ATTEMPT_S):

@@ -63,7 +63,7 @@ class Watched:
         while not self._is_over:
             least, began = self._acknowledged, loop.time()
             with suppress(StoreError, TimeoutError):
-                if self._reader.door is not None:
+                if self._reader.endpoint is not None:
                     async with asyncio.timeout(ANSWERED_S):  # a killed process never answers
                         shown = int((await self._read_by(commands.Get(KEY), None))[0])
                     assert shown >= least, f"{shown} was shown after {least} was acknowledged"

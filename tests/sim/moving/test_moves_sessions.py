@@ -48,7 +48,7 @@ def test_sessions_never_go_back_on_replica_that_was_down_during_moves(hash: KeyH
         deadline = asyncio.get_running_loop().time() + 10.0
         while asyncio.get_running_loop().time() < deadline and sum(isinstance(each, int) for each in answers) < 20:
             await asyncio.sleep(0.001)
-            if away.door is None or away.door[1].topology.ring.routed != ring.routed:
+            if away.endpoint is None or away.endpoint[1].topology.ring.routed != ring.routed:
                 continue
             try:
                 # A client with this ring, which has seen p1 only in its former state.
@@ -82,18 +82,18 @@ def test_replica_does_not_answer_by_ring_older_than_its_ownership(monkeypatch: p
             await world.moved()
         replica = away.replica(PartitionId("p1"))
         assert replica is not None
-        assert away.door is not None
+        assert away.endpoint is not None
         deadline = asyncio.get_running_loop().time() + 10.0
         while not replica.state.ownership.newest:
             assert asyncio.get_running_loop().time() < deadline, "the replica does not follow"
             await asyncio.sleep(0.01)
-        assert away.door[1].topology.ring.routed == 1
+        assert away.endpoint[1].topology.ring.routed == 1
         for level in (Level.STALE, Level.SESSION, Level.LINEARIZABLE):
             with pytest.raises(StoreError):
                 await asker(away, 1)(commands.Get(KEY, level), None)
         cluster.metadata.mend(away.name)
         deadline = asyncio.get_running_loop().time() + 10.0
-        while away.door[1].topology.ring.routed == 1:
+        while away.endpoint[1].topology.ring.routed == 1:
             assert asyncio.get_running_loop().time() < deadline, "the ring is not read"
             await asyncio.sleep(0.01)
         assert await asker(away)(commands.Get(KEY, Level.STALE), None)

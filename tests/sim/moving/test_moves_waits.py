@@ -79,13 +79,17 @@ def to_and_fro(seed: int, users: int) -> Hands:
         metadata = world.cluster.metadata
         metadata.config = replace(metadata.config, slow_p=0.0)
         await asyncio.sleep(metadata.config.slow_s)  # slow messages complete before the measurement
-        doors = [node.door[1] for node in world.cluster.nodes if node.door is not None]
+        endpoints = [node.endpoint[1] for node in world.cluster.nodes if node.endpoint is not None]
         for target in ("p2", "p1") * (MOVES // 2):
             leaders.add(tuple(sorted(node.name for node in map(world.leader_of, PAIR) if node is not None)))
             await world.shift(SPAN, target)
-            await until(lambda target=target: any(door.topology.ring.partition_of(KEYS[0]) == target for door in doors))
+            await until(
+                lambda target=target: any(each.topology.ring.partition_of(KEYS[0]) == target for each in endpoints)
+            )
             began = loop.time()
-            await until(lambda target=target: all(door.topology.ring.partition_of(KEYS[0]) == target for door in doors))
+            await until(
+                lambda target=target: all(each.topology.ring.partition_of(KEYS[0]) == target for each in endpoints)
+            )
             told.append(loop.time() - began)
             await world.moved()
 

@@ -184,7 +184,7 @@ async def cold_start(stage: Stage) -> None:
     assert abs(wrong_date_ms(first)) < 3_000
 
 
-async def door_without_a_date(stage: Stage, by_ms: int) -> None:
+async def endpoint_without_a_date(stage: Stage, by_ms: int) -> None:
     """A machine reboots with a wrong clock. Clients connect to its server first and receive its time. A client with
     a time from the future would be refused until that time has come."""
     await stage.put(stage.leader)
@@ -198,7 +198,7 @@ async def door_without_a_date(stage: Stage, by_ms: int) -> None:
     assert (await request(stage, node, told_ms)).status is Status.OK
 
 
-async def doors_of_a_cold_start(stage: Stage) -> None:
+async def endpoints_of_a_cold_start(stage: Stage) -> None:
     """All servers start at once, one with a date in the future. Clients connect to that server before any server is
     sure of its date."""
     await stage.put(stage.leader)

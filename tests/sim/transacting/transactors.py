@@ -64,7 +64,7 @@ class Doubling(Worker):
             if isinstance(operation.op, Transact) and operation.request and self.random.random() < self.doubled:
                 probe("transact.doubled")
                 self._twice.add(operation.number)
-                node = self.random.choice(self._cluster.doors)
+                node = self.random.choice(self._cluster.endpoints)
                 second = Frame(self._cluster.network, self.name, node, [operation], self.ring.routed).calls[0]
                 second.answer.add_done_callback(lambda answer, first=call: _compare(first, answer))  # type: ignore[misc]
         return calls
