@@ -193,6 +193,10 @@ def _value(value: Any, hint: Any, name: str, faults: list[Fault]) -> Any:
     return _scalar(value, hint, name, faults)
 
 
+_SHOWN = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", Path: "a path"}
+"""Types of values, as errors name them to people who do not know Python."""
+
+
 def _scalar(value: Any, hint: Any, name: str, faults: list[Fault]) -> Any:
     if hint is float and type(value) is int:
         return float(value)
@@ -209,7 +213,7 @@ def _scalar(value: Any, hint: Any, name: str, faults: list[Fault]) -> Any:
             return None
     plain = getattr(hint, "__supertype__", hint)
     if type(value) is not plain:
-        faults.append(Fault(name, f"expected {plain.__name__}, got {value!r}"))
+        faults.append(Fault(name, f"expected {_SHOWN.get(plain, plain.__name__)}, got {value!r}"))
         return None
     return value
 

@@ -133,10 +133,10 @@ def test_cluster_file_survives_its_document() -> None:
     [
         ([], "expected an object, got list"),
         ({"nodes": [{"id": "n1"}]}, "zookeeper: missing"),
-        ({"zookeeper": 5, "zookeeper_pid": None, "nodes": []}, "zookeeper: expected str, got 5"),
+        ({"zookeeper": 5, "zookeeper_pid": None, "nodes": []}, "zookeeper: expected a string, got 5"),
         (
             {"zookeeper": "z:1", "zookeeper_pid": None, "nodes": [{"pid": "7"}]},
-            r"nodes\[0\].pid: expected int, got '7'",
+            r"nodes\[0\].pid: expected a whole number, got '7'",
         ),
     ],
 )

@@ -69,7 +69,8 @@ def test_settings_of_any_depth_are_written_and_all_others_stay() -> None:
     ("setting", "says"),
     [
         ("log.roll_byte=5", "log.roll_byte: unknown"),
-        ("log.roll_bytes=five", "log.roll_bytes: expected int, got 'five'"),
+        ("log.roll_bytes=five", "log.roll_bytes: expected a whole number, got 'five'"),
+        ("server.redis_flush='maybe'", "server.redis_flush: expected true or false, got 'maybe'"),
         ("log.roll_bytes=0", "roll_bytes: expected 1 to 1099511627776"),
         ("zone.a=5", "zone is a value"),
         ("nothing.a=5", "nothing: unknown"),

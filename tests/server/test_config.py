@@ -35,11 +35,11 @@ def test_every_fault_is_named_at_once() -> None:
         toml.from_table(table, NodeConfig)
     message = str(raised.value)
     for fault in (
-        "id: expected str, got 5",
+        "id: expected a string, got 5",
         "secret_file: missing",
         "rols: unknown",
         "roles[0]: expected one of bookie, server, got 'cook'",
-        "limits.waiting_max: expected int, got 'x'",
+        "limits.waiting_max: expected a whole number, got 'x'",
     ):
         assert fault in message
 

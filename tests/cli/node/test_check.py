@@ -95,8 +95,8 @@ def test_every_fault_is_reported_with_its_line(tmp_path: Path) -> None:
     assert said[1].startswith(":6: fault: rols: unknown; did you mean roles? known are id, ")
     assert said[:1] + said[2:] == [
         ":5: fault: repair_after_s: expected 0 to 1000000000, got -1.0",
-        ":8: fault: partition.lease_ms: expected int, got 1.5",
-        ":11: fault: storage.lost_dirs[1]: expected str, got 7",
+        ":8: fault: partition.lease_ms: expected a whole number, got 1.5",
+        ":11: fault: storage.lost_dirs[1]: expected a string, got 7",
         ": 4 faults, no warnings",
     ]
     answer = checked(node_file(tmp_path, "repair_after_s = -1\nroles = []\n"), "--json")
