@@ -44,6 +44,8 @@ LASTING_S = 60.0
 HUNG_S = 60.0
 """Seconds without a message after which a process is killed. It sends three in this time, from its first second on,
 whatever it waits for."""
+LATE_S = 5.0
+"""Seconds by which a timer of this process is late if the process was paused, perhaps together with the others."""
 STOP_S = 16.0
 """Seconds for all processes to end. A node ends itself after 12 s, and systemd waits for 20 s."""
 LOCK = "supervisor"
@@ -123,6 +125,7 @@ class _Child:
         """How the process ended before; empty once it is ready again."""
         self._process: Process | None = None
         self._silence: asyncio.TimerHandle | None = None
+        """The timer that fires when the process has sent no message for too long."""
 
     @property
     def reason(self) -> str:
@@ -225,6 +228,11 @@ class _Child:
             self._silence.cancel()
 
     def _hung(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._silence is not None and loop.time() - self._silence.when() > LATE_S:
+            log.warning("process=%s has sent no message while this process was paused, waiting for one", self.id)
+            self._expect_message()
+            return
         log.error("process=%s hangs: no message for %g s, killing it", self.id, HUNG_S)
         self.signal(signal.SIGKILL)
 

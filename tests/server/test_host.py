@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -11,6 +12,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -18,6 +21,7 @@ import pytest
 from kvstore.devcluster.zookeeper import free_ports
 from kvstore.env.disk import lock_dir
 from kvstore.env.files.private import private_folder
+from kvstore.server import host as module
 from tests.server.test_supervisor import Ear
 from tests.waiting import PATIENCE_S, wait_until_blocking
 
@@ -121,6 +125,40 @@ def run(tmp_path: Path) -> Iterator[Callable[..., Host]]:
     yield start
     for host in hosts:
         host.close()
+
+
+class Signalled:
+    """A process that only records its signals."""
+
+    def __init__(self) -> None:
+        self.signals: list[int] = []
+
+    def send_signal(self, which: int) -> None:
+        self.signals.append(which)
+
+
+async def test_silence_during_a_pause_of_the_machine_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The supervisor may continue before its processes do, and their messages are as late as its timer."""
+    loop = asyncio.get_running_loop()
+    began, passed = loop.time(), 0.0
+    monkeypatch.setattr(loop, "time", lambda: began + passed)
+    process, child = Signalled(), module._Child(cast("Any", SimpleNamespace(id="n1")))
+    child._process = cast("Any", process)
+    child._expect_message()
+
+    async def turn(seconds: float) -> None:
+        nonlocal passed
+        passed += seconds
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+    await turn(10 * module.HUNG_S)
+    assert not process.signals
+    for _ in range(int(module.HUNG_S) - 1):
+        await turn(1)
+    assert not process.signals
+    await turn(2)
+    assert process.signals == [signal.SIGKILL]
 
 
 def test_killed_process_is_started_again_alone(run: Callable[..., Host]) -> None:

@@ -383,7 +383,7 @@ class Gateway:
         except StoreError as error:
             note(error)
             raise
-        await self._watches.serve(request, asked, watch, check, note)
+        await self._watches.serve(request, asked, watch, check, note, identity.name)
 
     # ── bodies ────────────────────────────────────────────────────────────────────────────────────────────────────────
 

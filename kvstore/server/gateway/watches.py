@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from kvstore.env.networks import network_of
 from kvstore.errors import NotAuthenticated, PermissionDenied, StoreError, Unavailable
 from kvstore.proto import kv_pb2
 from kvstore.rpc.http.messages import HttpRequest
@@ -75,15 +76,16 @@ class HttpWatches:
         watch: kv_pb2.WatchRequest,
         check: Callable[[], None],
         note: Callable[[StoreError], None],
+        user: str,
     ) -> None:
         """Send changes until the client disconnects. `check` must raise an error once the user may no longer see the
-        changes; the watch then ends, and `note` is called with that error. Raises StoreError only if nothing has
-        been sent yet."""
+        changes; the watch then ends, and `note` is called with that error. `user` is empty if access control is off.
+        Raises StoreError only if nothing has been sent yet."""
         stream, opened = EventStream(request, asked), _OpenWatch(check)
         self._open[opened] = None
         try:
             async with opened.timeout:
-                await send_watch(self._feeds, watch, stream)
+                await send_watch(self._feeds, watch, stream, user or network_of(request.remote))
         except ConnectionError:
             return
         except TimeoutError:

@@ -13,10 +13,12 @@ import grpc
 
 from kvstore.env import Env
 from kvstore.env.histogram import Histogram
+from kvstore.env.networks import address_of
 from kvstore.errors import OutcomeUnknown, Refused, StoreError, Unavailable
 from kvstore.partition.state.commands import Code, Delete, Flag, Get, Op, Put, Result
 from kvstore.partition.state.traits import check_options
 from kvstore.proto import kv_pb2, kv_pb2_grpc
+from kvstore.rpc.callers import caller_of
 from kvstore.rpc.calls import check_cluster
 from kvstore.rpc.channels import TIMEOUT_DEFAULT_MS
 from kvstore.rpc.status import abort
@@ -238,7 +240,8 @@ class KV(kv_pb2_grpc.KVServicer):
         if self._feeds is None:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this server has no change feed")
         try:
-            await send_watch(self._feeds, request, context)
+            owner = self._caller() or address_of(caller_of(context))
+            await send_watch(self._feeds, request, context, owner)
         except StoreError as error:
             await abort(context, error)
         except grpc.aio.BaseError as error:

@@ -191,6 +191,23 @@ async def test_watches_per_server_are_limited(world: World, monkeypatch: pytest.
     await world.watch()
 
 
+async def test_many_watches_of_one_user_keep_out_nobody_else(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeds, "WATCHES_MAX", 4)
+    oldest, *others = [await world.watch(owner="many") for _ in range(4)]
+    few = [await world.watch(owner="few")]
+    assert isinstance(await oldest.failure(), Overloaded)
+    with pytest.raises(Overloaded):
+        await world.watch(owner="many")
+    few.append(await world.watch(owner="few"))
+    assert isinstance(await others[0].failure(), Overloaded)
+    with pytest.raises(Overloaded):
+        await world.watch(owner="few")
+    assert (world.feeds.watches, world.feeds.slow_total) == (4, 0)
+    world.logs["p1"].put((b"a", b"1"))
+    for each in (*few, *others[1:]):
+        await each.take(1)
+
+
 async def test_watches_share_one_log_reader(world: World) -> None:
     everybody = [await world.watch() for _ in range(20)]
     world.logs["p1"].put((b"a", b"1"))

@@ -96,11 +96,12 @@ class World:
         seen: Mapping[str, int] | None = None,
         heartbeat_s: float = HEARTBEAT_S,
         is_reading: bool = True,
+        owner: str = "",
     ) -> Following:
         """Return a reader whose watch has started. Raises the error that prevented the start."""
         watched = WatchedKeys(interest.start, interest.end, heartbeat_s=heartbeat_s)
         assert of is None or watched.key == of
-        following = Following(self.feeds, WatchCursor(watched, after, seen or {}))
+        following = Following(self.feeds, WatchCursor(watched, after, seen or {}), owner)
         self._following.append(following)
         await following.begin()
         if is_reading:
@@ -116,11 +117,11 @@ class World:
 class Following:
     """One reader, and the stream between server and reader. Takes one message at a time, when it reads."""
 
-    def __init__(self, feeds: Feeds, reading: WatchCursor) -> None:
+    def __init__(self, feeds: Feeds, reading: WatchCursor, owner: str = "") -> None:
         self.changes: list[Change] = []
         self.received: list[kv_pb2.Change] = []
         """The changes of all messages, as the server sent them."""
-        self._reading, self._feeds = reading, feeds
+        self._reading, self._feeds, self._owner = reading, feeds, owner
         self._given = 0
         self._held: list[kv_pb2.WatchResponse] = []
         self._reads, self._news = asyncio.Event(), asyncio.Event()
@@ -130,7 +131,7 @@ class Following:
 
     async def _serve(self) -> None:
         try:
-            await send_watch(self._feeds, self._reading.request(), self)
+            await send_watch(self._feeds, self._reading.request(), self, self._owner)
         except Exception as error:  # noqa: BLE001  # whatever it is, the reader must hear of it
             self._ended = error
             self._news.set()

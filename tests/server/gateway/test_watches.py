@@ -246,6 +246,7 @@ async def test_watches_above_the_limit_are_refused(tmp_path: Path, monkeypatch: 
         answer = await world.ask("GET", "/v1/watch")
         assert (answer.status, answer.json["reason"], answer.headers["Retry-After"]) == (429, "OVERLOADED", "1")
         assert (await world.ask("GET", "/v1/cluster")).status == 200
+        assert world.feeds.feeds._watches.count("ipv4:127.0.0.1") == 1
     monkeypatch.setattr(feeds, "WATCHES_MAX", 0)
     async with gateway_world(tmp_path / "2") as world:
         assert (await world.ask("GET", "/v1/watch")).status == 429

@@ -87,10 +87,16 @@ async def test_client_that_disconnects_during_a_stream_is_not_an_error(
     async def write_nothing(*args: Any) -> AsyncIterator[kv_pb2.ScanResponse]:
         yield kv_pb2.ScanResponse()
 
-    async def watch(feeds: Any, request: Any, context: Any) -> None:
+    owners = list[str]()
+
+    async def watch(feeds: Any, request: Any, context: Any, owner: str) -> None:
+        owners.append(owner)
         await context.write(kv_pb2.WatchResponse())
 
     class Gone:
+        def peer(self) -> str:
+            return "ipv4:10.0.0.9:51112"
+
         async def write(self, message: Any) -> None:
             raise grpc.aio.InternalError("Failed execute_batch")
 
@@ -99,3 +105,6 @@ async def test_client_that_disconnects_during_a_stream_is_not_an_error(
     service = kv.KV(real_env(tmp_path), servers.cluster.servers[0], "n1", cast("Any", object()))
     await service.Scan(kv_pb2.ScanRequest(), cast("Any", Gone()))
     await service.Watch(kv_pb2.WatchRequest(), cast("Any", Gone()))
+    service._caller = lambda: "tenant"
+    await service.Watch(kv_pb2.WatchRequest(), cast("Any", Gone()))
+    assert owners == ["ipv4:10.0.0.9", "tenant"]

@@ -32,6 +32,8 @@ class Frames:
         self._stream: Any = None
 
     def send(self, payload: bytes) -> None:
+        if self.closed.is_set():
+            return  # the other side is gone, and a write to a closed stream raises an error
         self._stream.write(bytes([len(payload)]) + payload)
 
     def connection_made(self, transport: Any) -> None:

@@ -38,7 +38,8 @@ class SimStream:
         self._names = names
         self._made = False
         self._closing = False
-        self._lost_called = False
+        self._lost_called = self._is_lost = False
+        """The second one is False until the handler's `connection_lost` has returned."""
         self._reading = True
         self._inbox: deque[bytes] = deque()
         self._ended = False
@@ -52,6 +53,7 @@ class SimStream:
     # Called by a handler
 
     def write(self, data: bytes) -> None:
+        self._check_open()
         if not data or (self._closing and not self._backlog):
             return
         room = 0 if self._backlog else self.room
@@ -86,10 +88,16 @@ class SimStream:
         return self._backlog_bytes
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._check_open()
         if high is None:
             high = _LIMIT_BYTES if low is None else 4 * low
         self._high, self._low = high, high // 4 if low is None else low
         self._hold_writer()
+
+    def _check_open(self) -> None:
+        """Raise RuntimeError after `connection_lost`, as uvloop does."""
+        if self._is_lost:
+            raise RuntimeError("unable to perform operation on a stream that is closed")
 
     def is_closing(self) -> bool:
         return self._closing
@@ -180,6 +188,7 @@ class SimStream:
             if self._made:
                 assert self.handler is not None
                 self.handler.connection_lost(error)
+            self._is_lost = True
 
     def _finish(self) -> None:
         """End the stream in order, once everything is with the kernel."""
