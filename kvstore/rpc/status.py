@@ -195,9 +195,17 @@ _NO_CONNECTION = re.compile(
 )
 
 
+_GRPC_PORT = "; name the gRPC port, 7401 by default"
+_AUTHORITY = "; name the file of the authority that signed the server's certificate (ca=FILE, or KVSTORE_TLS_CA)"
 _HINTS = {
-    "Failed parsing HTTP/2": "; name the gRPC port, 7401 by default",
+    "Failed parsing HTTP/2": _GRPC_PORT,
+    "missing selected ALPN property": _GRPC_PORT,
     "WRONG_VERSION_NUMBER": "; the port does not use TLS",
+    "Socket closed": "; if the port requires TLS, use kvs:// with ca=FILE, cert=FILE and key=FILE, or set "
+    "KVSTORE_TLS_CA, KVSTORE_TLS_CERT and KVSTORE_TLS_KEY",
+    "unable to get local issuer certificate": _AUTHORITY,
+    "self signed certificate": _AUTHORITY,
+    "Failed to create security handshaker": "; check that the files of ca, cert and key are in PEM format",
 }
 """The next step for a caller, by a part of gRPC's reason."""
 
@@ -209,7 +217,7 @@ def connection_fault(text: str) -> str:
     if found is None:
         return text
     hint = "".join(hint for part, hint in _HINTS.items() if part in found[2])
-    return f"no connection to {found[1]}: {found[2]}{hint}"
+    return f"no connection to {found[1]}: {found[2].removesuffix('.')}{hint}"
 
 
 def from_rpc_error(failure: RpcFailure) -> errors.StoreError:

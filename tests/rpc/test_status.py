@@ -154,12 +154,17 @@ async def test_call_that_reached_no_server_was_not_sent() -> None:
     [
         ("Failed parsing HTTP/2 (Expected SETTINGS frame as the first frame, got frame type 82)", "name the gRPC port"),
         ("Tls handshake failed: error:100000f7:SSL routines:OPENSSL_internal:WRONG_VERSION_NUMBER", "does not use TLS"),
+        ("Cannot check peer: missing selected ALPN property.", "name the gRPC port"),
+        ("Socket closed", "if the port requires TLS, use kvs://"),
+        ("CERTIFICATE_VERIFY_FAILED: unable to get local issuer certificate: OK", "ca=FILE, or KVSTORE_TLS_CA"),
+        ("CERTIFICATE_VERIFY_FAILED: self signed certificate in certificate chain: OK", "ca=FILE, or KVSTORE_TLS_CA"),
+        ("Failed to create security handshaker.", "in PEM format"),
     ],
 )
 def test_connection_to_another_kind_of_port_gets_a_hint(reason: str, hint: str) -> None:
     text = f"failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:6401: {reason}"
     fault = connection_fault(text)
-    assert fault.startswith(f"no connection to 127.0.0.1:6401: {reason}; ")
+    assert fault.startswith(f"no connection to 127.0.0.1:6401: {reason.removesuffix('.')}; ")
     assert hint in fault
 
 

@@ -34,5 +34,5 @@ def test_sentence_that_is_not_in_the_source_is_an_error(monkeypatch: pytest.Monk
 def test_word_of_asyncio_in_a_blocking_module_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = {word: other for word, other in WORDS.items() if "enter" not in word and "await" not in word}
     monkeypatch.setattr(blocking_client, "WORDS", kept)
-    with pytest.raises(ValueError, match=r"expected no 'await' in kvstore/client/blocking/closing.py, line 18"):
+    with pytest.raises(ValueError, match=r"expected no 'await' in kvstore/client/blocking/closing.py, line 23"):
         blocking("aio/closing.py")

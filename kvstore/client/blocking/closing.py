@@ -5,10 +5,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from types import TracebackType
+from typing import NoReturn
 
 
 class ClosedAtExit(ABC):
     """An object that is closed at the end of its block, also after an exception."""
+
+    def __getstate__(self) -> NoReturn:
+        """Refuse pickle and copy: they failed on a part of the object, or shared its connections."""
+        raise TypeError(f"{type(self).__name__} cannot be pickled or copied; open one in each process")
 
     @abstractmethod
     def close(self) -> None: ...

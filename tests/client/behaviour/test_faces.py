@@ -1,7 +1,10 @@
 """The two clients have one interface: the same calls, with the same parameters and the same docstrings."""
 
+import copy
 import inspect
+import pickle
 import re
+from collections.abc import Callable
 from types import FunctionType
 
 import pytest
@@ -55,3 +58,13 @@ def test_both_clients_have_the_same_parameters_and_docstrings(waits: type, block
         if inspect.isfunction(call) and inspect.isfunction(twin) and parameters_of(call) != parameters_of(twin):
             different.append(f"{name}: parameters")
     assert different == []
+
+
+@pytest.mark.parametrize("take", [pickle.dumps, copy.copy])
+@pytest.mark.parametrize("face", [AsyncClient, Client])
+def test_client_refuses_pickle_and_copy_by_its_name(
+    face: type[AsyncClient | Client], take: Callable[[object], object]
+) -> None:
+    """An open client failed with "System entropy source does not have state", and a copy shared its connections."""
+    with pytest.raises(TypeError, match=f"^{face.__name__} cannot be pickled or copied; open one in each process$"):
+        take(face("kv://127.0.0.1:1"))
