@@ -127,7 +127,7 @@ class Pinning:
     def start(self) -> None:
         """Start ending views at their deadlines."""
         self._env.nursery.spawn(self._expire_periodically(), name=f"{self._partition} pins")
-        self._env.nursery.spawn(self._end_given_back_periodically(), name=f"{self._partition} pins given back")
+        self._env.nursery.spawn(self._end_released_periodically(), name=f"{self._partition} pins released")
 
     async def _expire_periodically(self) -> None:
         seen = 0
@@ -155,7 +155,7 @@ class Pinning:
             else:
                 held.deadline_ms = max(held.deadline_ms, deadline_ms)
 
-    async def _end_given_back_periodically(self) -> None:
+    async def _end_released_periodically(self) -> None:
         while True:
             await self._env.beat.pause(GIVEN_BACK_S)
             await self.end_released()

@@ -134,7 +134,7 @@ class ImportDriver:
         try:
             await self._following.forget()
         finally:  # the task that waits for the reader may be cancelled
-            await self._pin.give_back()
+            await self._pin.release()
 
     # ── deciding ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -194,7 +194,7 @@ class ImportDriver:
         if self._waited_s >= HELD_S and self._pin.is_held:
             log.info("partition=%s move=%d is paused, releasing the source's log", self._m.partition, self.move)
             await self._following.stop_reading()
-            await self._pin.give_back()
+            await self._pin.release()
 
     def _lead(self) -> Leader:
         leader = self._m.leading()

@@ -46,7 +46,7 @@ class MovePin:
         if before is not None:
             self._release_later(*before)
 
-    async def give_back(self) -> None:
+    async def release(self) -> None:
         """Release the pin, either now or as soon as the metadata store answers."""
         pin, self._held = self._held, None
         if pin is None:

@@ -157,17 +157,17 @@ class PinKeeper:
         possible; their replicas notice that and drop their views. A feed reader's hold is released under any of the
         names in the list. Raises InvalidRequest, MetadataError."""
         if hold := _HOLD.fullmatch(pin):
-            return await self._give_back(hold[1])
+            return await self._release(hold[1])
         answers = await self._ask_all(self._members(), pinning.RELEASE, PinRequest(_checked(pin)))
-        given_back = {each for each in answers if isinstance(answers[each], bytes)}
+        released = {each for each in answers if isinstance(answers[each], bytes)}
         for partition in sorted(self._source.topology.ring.partitions):
-            if partition not in given_back:
+            if partition not in released:
                 with suppress(MetadataError):
                     held = pin in dict(await self._pins.all(partition, pin))
                     await self._pins.release(partition, pin)
                     if held and partition not in answers:  # it is retired and has no leader
-                        given_back.add(partition)
-        return data_pb2.UnpinResponse(partitions=sorted(given_back))
+                        released.add(partition)
+        return data_pb2.UnpinResponse(partitions=sorted(released))
 
     async def listed(self, only: PartitionId | None = None) -> data_pb2.PinsResponse:
         """List the pins of every partition of the ring, including retired partitions, which stay in the ring only while
@@ -194,7 +194,7 @@ class PinKeeper:
     def _id(self, given: str) -> str:
         return _checked(given) if given else f"pin-{self._env.random.randbytes(8).hex()}"
 
-    async def _give_back(self, prefix: str) -> data_pb2.UnpinResponse:
+    async def _release(self, prefix: str) -> data_pb2.UnpinResponse:
         response = data_pb2.UnpinResponse()
         for partition in sorted(self._source.topology.ring.partitions):
             for name, _ in (held := await self._pins.all(partition, prefix)):

@@ -231,7 +231,7 @@ class RemoteStore(SnapshotStore):
         only checked the work and released the lock did no work."""
         assert isinstance(folder, RemotePath)
         locks = [each for each in _names_in(folder) if _is_lock(each)]
-        return now_s - folder.last_written_s({each for each in locks if _is_given_back(_bytes_of(folder / each))})
+        return now_s - folder.last_written_s({each for each in locks if _is_released(_bytes_of(folder / each))})
 
     def remove_remains(self, folders: Iterable[Location]) -> list[Location]:
         for folder in folders:
@@ -335,7 +335,7 @@ class LockHeartbeat:
         number, content = _last_of(folder)
         over = time.monotonic() + LEASE_S
         while number and time.monotonic() < over:
-            if _is_given_back(content):
+            if _is_released(content):
                 break
             time.sleep(min(COUNT_S, LEASE_S) / 2)
             if _last_of(folder) != (number, content):
@@ -393,7 +393,7 @@ class LockHeartbeat:
             log.info("folder=%s its lock expires on its own: %s", self._folder, error)
 
 
-def _is_given_back(content: bytes) -> bool:
+def _is_released(content: bytes) -> bool:
     return content == b"{}"
 
 

@@ -285,11 +285,11 @@ async def test_pin_is_released_when_a_replica_stops_during_a_read() -> None:
     async def forget() -> None:
         await ends.wait()
 
-    async def give_back() -> None:
+    async def release() -> None:
         given_back.append("pin")
 
     copying._following.forget = forget  # type: ignore[method-assign]
-    copying._pin.give_back = give_back  # type: ignore[method-assign]
+    copying._pin.release = release  # type: ignore[method-assign]
     closing = asyncio.ensure_future(copying.close())
     await asyncio.sleep(0)
     closing.cancel()

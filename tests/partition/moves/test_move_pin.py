@@ -49,14 +49,14 @@ async def test_pin_is_released_when_the_store_returns_after_a_stop(
     held = MovePin(server_env, pins, count(1))
     await held.hold(PartitionId("p1"), "move", LedgerId(3))
     store.is_away = True
-    replica.spawn(held.give_back(), name="move")
+    replica.spawn(held.release(), name="move")
 
     async def is_tried() -> bool:
         return store.tries > 0
 
     await wait_until(is_tried)
     await replica.close()
-    await held.give_back()
+    await held.release()
     store.is_away = False
 
     async def is_given_back() -> bool:
@@ -67,13 +67,13 @@ async def test_pin_is_released_when_the_store_returns_after_a_stop(
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-@pytest.mark.parametrize("gives_back", [False, True])
-async def test_pin_is_released_when_closed_during_hold_or_release(tmp_path: Path, gives_back: bool) -> None:
+@pytest.mark.parametrize("releases", [False, True])
+async def test_pin_is_released_when_closed_during_hold_or_release(tmp_path: Path, releases: bool) -> None:
     server_env, store = real_env(tmp_path), Away()
     pins: Any = store
     replica = server_env.nursery.child("replica")
     held = MovePin(server_env, pins, count(1))
-    if gives_back:
+    if releases:
         await held.hold(PartitionId("p1"), "move", LedgerId(3))
     released, store.may_answer = store.release, asyncio.Event()
 
@@ -82,12 +82,12 @@ async def test_pin_is_released_when_closed_during_hold_or_release(tmp_path: Path
         await released(partition, name)
 
     pins.release = release
-    work = held.give_back() if gives_back else held.hold(PartitionId("p1"), "move", LedgerId(3))
+    work = held.release() if releases else held.hold(PartitionId("p1"), "move", LedgerId(3))
     replica.spawn(work, name="move")
     await asyncio.sleep(0)
     assert store.names
     await replica.close()
-    await held.give_back()
+    await held.release()
     store.may_answer.set()
 
     async def is_given_back() -> bool:
