@@ -45,7 +45,7 @@ def test_lost_administrator_is_replaced_on_request(monkeypatch: pytest.MonkeyPat
     refused = found("anna")
     assert (refused.returncode, "--replace-lost if all administrator" in refused.stderr) == (1, True)
     unasked = found("anna", "--replace-lost")
-    assert (unasked.returncode, "confirm with --yes" in unasked.stderr) == (2, True)
+    assert (unasked.returncode, "expected --yes" in unasked.stderr) == (2, True)
     assert found("anna", "--replace-lost", "--yes").returncode == 0
     table = asyncio.run(AccessStore(store).read())
     assert [(each.name, each.roles) for each in table.users] == [("anna", ("admin",)), ("root", ("admin",))]
