@@ -159,7 +159,7 @@ def test_copies_of_a_lost_disk_are_recreated_and_its_id_is_removed(cluster: Clus
         "the lost bookie is noticed, and leaders have rolled",
     )
     unasked = on(cluster, "bookie", "decommission", lost)
-    assert (unasked.returncode, "confirm with --yes" in unasked.stderr) == (2, True)
+    assert (unasked.returncode, "expected --yes" in unasked.stderr) == (2, True)
     answer = on(cluster, "bookie", "decommission", lost, "--yes")
     assert answer.returncode == 0, answer.stdout + answer.stderr
     cluster.wait_until(lambda: away(cluster) == [], "no bookie is away")
