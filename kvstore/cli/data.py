@@ -224,7 +224,7 @@ def delete_prefix(
     config = config_of(cluster, timeout)
     wanted = as_bytes(prefix)
     if not wanted:  # before the question, which would name no prefix
-        raise typer.BadParameter("expected a prefix of at least one byte, got an empty one, which matches every key")
+        raise InvalidRequest("expected a prefix of at least one byte, got an empty one, which matches every key")
     there = _with_client(config, lambda client: client.count(prefix=wanted))
     if not yes:
         confirm(f"Delete {there} keys that begin with {printable(wanted)}")
