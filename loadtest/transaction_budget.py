@@ -149,7 +149,7 @@ class TransactionBudget:
     def _leads(self) -> dict[str, tuple[str, int]]:
         """Return the leader and the epoch of each partition."""
         return {
-            partition: (node.id, replica["epoch"])
+            partition: (node.id, replica["leading"]["epoch"])
             for node in self._nodes
             for partition, replica in status(node)["partitions"].items()
             if replica.get("leading")

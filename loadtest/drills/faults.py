@@ -137,7 +137,7 @@ async def _metadata_away(stage: Stage, way: str, leave: Callable[[], None], come
 def _epochs(cluster: Cluster) -> dict[str, tuple[str, int]]:
     """Return the leader and the epoch of each partition. A leader that left and came back has another epoch."""
     return {
-        partition: (node, cluster.status(node)["partitions"][partition]["epoch"])
+        partition: (node, cluster.status(node)["partitions"][partition]["leading"]["epoch"])
         for partition, node in cluster.wait_led().items()
     }
 

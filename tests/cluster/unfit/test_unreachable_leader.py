@@ -93,9 +93,9 @@ def test_unreachable_leader_is_deposed_in_time_and_stays_deposed(setting: tuple[
         port = cluster.address(leader, "resp")[1]
         getattr(relays, way)(host_of(leader), port)
         successor = cluster.wait_led(by_other_than=leader)["p1"]
-        written, epoch = writing.written, cluster.status(successor)["partitions"]["p1"]["epoch"]
+        written, epoch = writing.written, cluster.status(successor)["partitions"]["p1"]["leading"]["epoch"]
         cluster.wait_until(lambda: writing.written > written + 200, "writes by the successor")
-        assert cluster.status(successor)["partitions"]["p1"]["epoch"] == epoch, "the lead changes once"
+        assert cluster.status(successor)["partitions"]["p1"]["leading"]["epoch"] == epoch, "the lead changes once"
         writing.stop()
     pulse.check(writing.gap, GAP_S_MAX, "writes")
     relays.pass_on(host_of(leader), port)
