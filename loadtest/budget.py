@@ -89,9 +89,9 @@ BUDGET = (
     Load("put, AsyncClient, 1,000 in flight", "put", 1_000, 1, 20_000, (18, 7)),
     Load("GET, 1 connection", "GET", 1, 1, 400, (35, 5)),
     Load("GET, 50 connections", "GET", 50, 1, 10_000),
-    Load("GET, 50 connections, pipeline 16", "GET", 50, 16, 16_000, (16, 1)),
+    Load("GET, 50 connections, pipeline 16", "GET", 50, 16, 16_000, (12, 1)),
     Load("GET, 50 connections, forwarded", "GET", 50, 1, 10_000, is_forwarded=True),
-    Load("get, AsyncClient, 50 in flight", "get", 50, 1, 10_000, (14, 1)),
+    Load("get, AsyncClient, 50 in flight", "get", 50, 1, 10_000, (12, 1)),
     Load("Put, unary gRPC, 50 in flight", "Put", 50, 1, 5_000),
     Load("Get, unary gRPC, 50 in flight", "Get", 50, 1, 5_000),
 )

@@ -38,9 +38,10 @@ def test_idle_node_makes_few_calls(budget: Budget) -> None:
     raise AssertionError(f"more calls a second than an idle node may take: {least}")
 
 
-@pytest.mark.parametrize("load", [load for load in BUDGET if load.budget], ids=lambda load: load.name)
+@pytest.mark.parametrize("load", [load for load in BUDGET if load.connections == 1], ids=lambda load: load.name)
 def test_operation_takes_no_more_calls_than_its_budget(budget: Budget, load: Load) -> None:
-    """The minimum of some counts for each role: background work varies over time."""
+    """The minimum of some counts for each role: background work varies over time. `make budget` also judges loads of
+    many connections. On a machine that is full of other tests they have smaller reads and entries, and more calls."""
     least: dict[str, Cost] = {}
     for _ in range(ATTEMPTS_MAX):
         for cost in budget.measure(load):
