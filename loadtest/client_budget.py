@@ -6,13 +6,15 @@ servers.
 A three-node cluster runs in a scratch folder. All keys belong to one partition. `AsyncClient` and a minimal client of
 the Redis protocol (hiredis on asyncio, one connection to the leader's node) put and get them in turn, so that other
 work of the machine slows both. Rates and times are compared as ratios, ours divided by the other client's. The calls of
-Python and C in the client's process are counted in a separate run and compared with `BUDGET`. The exit code is 1 if a
-load exceeds its limit of calls or of the ratio of times.
+Python and C in the client's process are counted in a separate run and compared with `BUDGET`; those that the process
+makes in the same time without a load are subtracted. The exit code is 1 if a load exceeds its limit of calls or of the
+ratio of times.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import sys
 import time
@@ -159,10 +161,9 @@ class Bench:
                 await self._timed(cost, call)
         frames = self._client.statistics()["frames"]
         for cost, call in zip(costs, calls, strict=True):
-            counted = Calls()
-            counted.begin()
-            await self._run(load, call)
-            cost.functions = counted.end()
+            began = time.perf_counter()
+            counted = await _counted(self._run(load, call))
+            cost.functions = counted - await _counted(asyncio.sleep(time.perf_counter() - began))
         costs[0].frames = (self._client.statistics()["frames"] - frames) / load.operations
         return costs
 
@@ -205,6 +206,14 @@ class Bench:
         own, leader = self._processes
         times = leader.cpu_times()
         return time.process_time(), times.user + times.system, own.num_ctx_switches().voluntary
+
+
+async def _counted(work: Awaitable[None]) -> Counter[str]:
+    """Return the calls by function until `work` is done."""
+    calls = Calls()
+    calls.begin()
+    await work
+    return calls.end()
 
 
 async def run_bench(file: ClusterFile, loads: Sequence[Load], runs: int) -> list[tuple[Cost, Cost]]:
