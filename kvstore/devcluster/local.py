@@ -27,7 +27,7 @@ from kvstore.devcluster.layout import ClusterFile, NodePlace, UpOptions
 from kvstore.devcluster.pages import http_ok, is_login_rejected, python_of, refusal, unsettled
 from kvstore.devcluster.ports import is_free, taken_message
 from kvstore.devcluster.probe import keys_to_ask, probe
-from kvstore.devcluster.processes import has_threads, is_alive, names_place
+from kvstore.devcluster.processes import LOADING_S, arguments_of, has_threads, is_alive, names_place
 from kvstore.devcluster.record import ClusterRecord, Progress, replace_file
 from kvstore.devcluster.secure_folder import ADMIN, SecureFolder
 from kvstore.devcluster.settings import with_settings
@@ -59,7 +59,6 @@ BOOKIES_TIMEOUT_S = 20
 SETTLE_TIMEOUT_S = 15
 LOGIN_TIMEOUT_S = 2
 POLL_S = 0.05
-_ATTEMPTS = 5
 OUTPUT_BYTES_MAX = 1 << 20
 """Maximum bytes of a process's earlier output that are kept when the process is started again."""
 
@@ -416,7 +415,7 @@ class LocalCluster:
         )
 
     def _runs(self, node: NodePlace) -> bool:
-        return node.pid is not None and _is_ours(node.pid, node.config, attempts=_ATTEMPTS)
+        return node.pid is not None and _is_ours(node.pid, node.config)
 
     def _with_those_that_run(self, cluster: ClusterFile) -> ClusterFile:
         """Return the cluster with the pids of running processes that its file lacks, because a start was killed
@@ -424,7 +423,7 @@ class LocalCluster:
         unknown = [node for node in cluster.nodes if not self._runs(node)]
         for pid in psutil.pids() if unknown else ():
             for node in unknown:
-                if _is_ours(pid, node.config):
+                if _is_ours(pid, node.config, wait_s=0.0):
                     cluster = cluster.with_pid(node.id, pid)
         return cluster
 
@@ -548,18 +547,12 @@ def _is_written(config: Path) -> bool:
     return config.exists() and config.stat().st_size > 0
 
 
-def _is_ours(pid: int, config: str, *, attempts: int = 1) -> bool:
+def _is_ours(pid: int, config: str, *, wait_s: float = LOADING_S) -> bool:
     """Return True if the process `pid` is alive and runs the node with this file. The check is necessary because
-    pids are reused. Retries while the process has no arguments, which lasts for a moment while its program is
-    loaded."""
+    pids are reused. A process that is loading its program has `wait_s` seconds to finish."""
     try:
         process = psutil.Process(pid)
-        words = process.cmdline()
-        for _ in range(attempts - 1):
-            if words:
-                break
-            time.sleep(POLL_S)
-            words = process.cmdline()
+        words = arguments_of(process, wait_s)
         runs_node = words[-4:-1] == ["node", "run", "--config"] and names_place(process, words[-1], config)
         return runs_node and has_threads(process)
     except psutil.Error:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
 from kvstore.places import is_same_place
+
+LOADING_S = 5.0
+"""Maximum seconds to wait for the arguments of a process that is loading its program."""
+POLL_S = 0.02
 
 
 def is_alive(pid: int) -> bool:
@@ -25,6 +30,15 @@ def has_threads(process: psutil.Process) -> bool:
     """Return True if a thread is left. A killed process keeps its ports and locks until its last thread has ended; only
     then it is a mere zombie. Raises psutil.Error."""
     return process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1
+
+
+def arguments_of(process: psutil.Process, wait_s: float = LOADING_S) -> list[str]:
+    """Return the arguments of the process. It has none while its program is loaded, which a full machine may interrupt,
+    so they are awaited for up to `wait_s` seconds. Raises psutil.Error."""
+    until = time.monotonic() + wait_s
+    while not (arguments := process.cmdline()) and time.monotonic() < until:
+        time.sleep(POLL_S)
+    return arguments
 
 
 def place_of(process: psutil.Process, word: str) -> Path:

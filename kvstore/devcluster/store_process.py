@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import psutil
 
-from kvstore.devcluster.processes import is_alive
+from kvstore.devcluster.processes import arguments_of, is_alive
 from kvstore.devcluster.record import replace_file
 from kvstore.errors import Unavailable
 from kvstore.places import is_same_place
@@ -23,7 +23,6 @@ START_TIMEOUT_S = 60.0
 """Maximum seconds for a process of a local cluster to serve."""
 STOP_TIMEOUT_S = 15.0
 POLL_S = 0.02
-_ATTEMPTS = 5
 
 
 class StoreProcess:
@@ -42,18 +41,12 @@ class StoreProcess:
         return is_alive(self.pid) and self._is_this_server()
 
     def _is_this_server(self) -> bool:
-        for _ in range(_ATTEMPTS):
-            try:
-                process = psutil.Process(self.pid)
-                if process.status() == psutil.STATUS_ZOMBIE:
-                    return True  # it is ending: its arguments are gone, but a thread still holds its ports
-                arguments = process.cmdline()
-            except psutil.Error:
-                return False
-            if arguments:
-                return _names(arguments, self.mark)
-            time.sleep(POLL_S)  # empty for a moment while a starting Java replaces its program
-        return False
+        try:
+            return _names(arguments_of(psutil.Process(self.pid)), self.mark)
+        except psutil.ZombieProcess:
+            return True  # it is ending: its arguments are gone, but a thread still holds its ports
+        except psutil.Error:
+            return False
 
     @property
     def mark(self) -> str:
