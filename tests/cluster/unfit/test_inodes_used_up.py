@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -61,9 +62,9 @@ def use_up_inodes(place: Path) -> None:
 def test_leader_without_inodes_is_replaced_in_time_and_status_says_why(cluster: Cluster) -> None:
     cluster.wait_until(lambda: SICK in cluster.leaders().values(), f"{SICK} leads")
     writers = [Writing(cluster, "n2", f"key{number}") for number in range(KEYS)]
-    with Pulse() as pulse:
+    with Pulse() as pulse, ExitStack() as writing:
         for each in writers:
-            each.start()
+            writing.enter_context(each)
         use_up_inodes(cluster.directory / "data" / SICK / "files")
         cluster.wait_led(by_other_than=SICK)
         written = [each.written for each in writers]
@@ -71,8 +72,6 @@ def test_leader_without_inodes_is_replaced_in_time_and_status_says_why(cluster: 
             lambda: all(each.written > before + 300 for each, before in zip(writers, written, strict=True)), "writes"
         )
         assert SICK not in cluster.leaders().values(), "it is not handed a lead back"
-        for each in writers:
-            each.stop()
     for each in writers:
         pulse.check(each.gap, GAP_S_MAX, each.name)
 

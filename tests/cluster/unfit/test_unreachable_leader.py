@@ -14,6 +14,7 @@ import redis
 from kvstore.meta.address import MetadataKind
 from tests.cluster.harness import Cluster, running_cluster
 from tests.cluster.pulse import Pulse
+from tests.cluster.test_kill import wait_led_for_good
 from tests.cluster.unfit.relay import Relays, running_relays
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
@@ -28,7 +29,8 @@ def host_of(node: str) -> str:
 
 
 class Writing(threading.Thread):
-    """Writes one key through one node, and records the longest time without an acknowledgement."""
+    """Writes one key through one node in the `with` block, and records the longest time without an acknowledgement.
+    A thread that outlived a failed test would write to the next cluster on the same ports."""
 
     def __init__(self, cluster: Cluster, node: str, key: str = "key") -> None:
         super().__init__(name=f"writing {key}", daemon=True)
@@ -58,7 +60,11 @@ class Writing(threading.Thread):
             self.gap = last, now
         return now
 
-    def stop(self) -> None:
+    def __enter__(self) -> Writing:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         self.join()
 
@@ -84,11 +90,9 @@ def setting(
 @pytest.mark.parametrize("way", ["swallow", "hang_up"])
 def test_unreachable_leader_is_deposed_in_time_and_stays_deposed(setting: tuple[Cluster, Relays], way: str) -> None:
     cluster, relays = setting
-    leader = cluster.wait_led()["p1"]
+    leader = wait_led_for_good(cluster)["p1"]  # another leader would hand the lead back meanwhile
     others = [node for node in cluster.ids if node != leader]
-    writing = Writing(cluster, others[0])
-    with Pulse() as pulse:
-        writing.start()
+    with Pulse() as pulse, Writing(cluster, others[0]) as writing:
         cluster.wait_until(lambda: writing.written > 10, "writes")
         port = cluster.address(leader, "resp")[1]
         getattr(relays, way)(host_of(leader), port)
@@ -96,6 +100,5 @@ def test_unreachable_leader_is_deposed_in_time_and_stays_deposed(setting: tuple[
         written, epoch = writing.written, cluster.status(successor)["partitions"]["p1"]["leading"]["epoch"]
         cluster.wait_until(lambda: writing.written > written + 200, "writes by the successor")
         assert cluster.status(successor)["partitions"]["p1"]["leading"]["epoch"] == epoch, "the lead changes once"
-        writing.stop()
     pulse.check(writing.gap, GAP_S_MAX, "writes")
     relays.pass_on(host_of(leader), port)
