@@ -23,7 +23,7 @@ DARK = {"node-dead", "move-stuck"}
 """Scenes that are taken in the dark colour scheme."""
 SCALE = 0.7
 """Size of the pictures, relative to the page."""
-LOADED_S = 300.0
+LOADED_S = 180.0
 """Seconds of load before the first picture. The charts have a point every 15 s."""
 STEP_S, PAUSES_S = 15.0, (0.002, 0.02)
 """The load's pause between operations changes every STEP_S, between PAUSES_S."""
@@ -45,7 +45,7 @@ def load(cluster: Cluster) -> Iterator[None]:
 
     def work() -> None:
         random = Random(1)
-        with Client(",".join(cluster.file.node(each).grpc for each in cluster.ids)) as client:
+        with Client(cluster.url) as client:
             while not done.is_set():
                 pause_s, until = random.uniform(*PAUSES_S), time.monotonic() + STEP_S
                 while time.monotonic() < until and not done.wait(pause_s):
