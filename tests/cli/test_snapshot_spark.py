@@ -15,6 +15,7 @@ from pyspark.errors import AnalysisException
 
 from kvstore.cli import snapshot_spark, snapshot_tools
 from kvstore.errors import InvalidRequest, StoreError, Unavailable
+from tests.waiting import PATIENCE_S
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,7 @@ def test_interrupt_ends_the_jvm_and_is_not_raised_within_a_job(monkeypatch: pyte
     def job(_: object) -> None:
         try:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-            assert ended.wait(30), "nobody ended the JVM for whose answer it waits"
+            assert ended.wait(PATIENCE_S), "nobody ended the JVM for whose answer it waits"
             raise ConnectionRefusedError(111, "nobody there")
         finally:
             said.append("pin given back")
