@@ -134,10 +134,11 @@ async def _metadata_away(stage: Stage, way: str, leave: Callable[[], None], come
     await stage.under_load(f"{name} away by {way}", work)
 
 
-def _epochs(cluster: Cluster) -> dict[str, tuple[str, int]]:
-    """Return the leader and the epoch of each partition. A leader that left and came back has another epoch."""
+def _epochs(cluster: Cluster) -> dict[str, tuple[str, int | None]]:
+    """Return the leader and the epoch of each partition. A leader that left and came back has another epoch, and one
+    that has just left has none."""
     return {
-        partition: (node, cluster.status(node)["partitions"][partition]["leading"]["epoch"])
+        partition: (node, (cluster.status(node)["partitions"][partition].get("leading") or {}).get("epoch"))
         for partition, node in cluster.wait_led().items()
     }
 
