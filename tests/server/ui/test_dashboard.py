@@ -29,7 +29,7 @@ from kvstore.server.ui.ledgers import NEWEST, ledgers_page_of
 from kvstore.server.ui.pages import FILES, POLICY
 from kvstore.server.ui.subjects import LEDGERS_SHOWN
 from tests.server.http.test_listener import Shown
-from tests.server.ui.made import clients, made_details, transactions
+from tests.server.ui.made import audited, clients, made_details, slow, transactions
 from tests.server.ui.test_view import Elements, judged, loaded
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -73,7 +73,12 @@ class Made:
         return self.report
 
     async def details_of_all(self, method: str, kind: type[Message]) -> tuple[dict[str, Message], dict[str, str]]:
-        made: dict[str, Message] = {"clients": clients(), "transactions": transactions()}
+        made: dict[str, Message] = {
+            "clients": clients(),
+            "transactions": transactions(),
+            "slow": slow(),
+            "audit": audited("BEGUN", "OK"),
+        }
         assert type(made[method]) is kind
         return {"n1": made[method]}, {"n3": "refuses connections"}
 
