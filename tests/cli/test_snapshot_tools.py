@@ -1,4 +1,4 @@
-"""What commands of `kvstore snapshot` share."""
+"""The cluster of commands of `kvstore snapshot`."""
 
 from __future__ import annotations
 
