@@ -142,7 +142,7 @@ class MemoryLog:
 
 
 class MemoryLogs:
-    """FeedLogs (kvstore.server.feed.tail)."""
+    """Stands in for kvstore.wal.log.PartitionLogs."""
 
     def __init__(self, *partitions: str) -> None:
         self.logs = {PartitionId(each): MemoryLog(each) for each in partitions}
