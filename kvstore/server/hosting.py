@@ -28,7 +28,7 @@ from kvstore.server.engines import Engines
 from kvstore.server.routing.dispatch import Dispatcher
 from kvstore.server.routing.transactions import RoutedParticipants
 from kvstore.types import PartitionId, ServerId
-from kvstore.wal.ports import Logs
+from kvstore.wal.log import PartitionLogs
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Hosting:
         store: MetadataStore,
         membership: Membership,
         dispatcher: Dispatcher,
-        logs: Logs,
+        logs: PartitionLogs,
         peers: Peers,
         engines: Engines,
         rings: Rings,

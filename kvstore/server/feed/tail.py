@@ -26,8 +26,9 @@ from kvstore.partition.state.changes import FeedEntry, Interest, feed_entry_of
 from kvstore.types import NO_ENTRY, PartitionId, Position, Seq
 from kvstore.wal.ledger_list import BEGINNING
 from kvstore.wal.log import PartitionLogs
-from kvstore.wal.ports import LogEntry, LogReader
+from kvstore.wal.ports import LogEntry
 from kvstore.wal.seek import SeekResult
+from kvstore.wal.tailing.tail import TailReader
 
 log = logging.getLogger(__name__)
 
@@ -209,7 +210,7 @@ class FeedCursor:
         self._touched = None if position == tail.end else (position, seq)
         """Nothing of interest lies before this position; None: nor after it, up to the tail's end."""
         self._ahead: deque[FeedEntry] = deque()
-        self._reader: LogReader | None = None
+        self._reader: TailReader | None = None
         self._has_jumped = False
         """True if the log reader is at another position."""
         tail.join(self)

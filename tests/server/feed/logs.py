@@ -181,7 +181,7 @@ class MemorySeeker:
 
 
 class MemoryReader:
-    """A LogReader."""
+    """Stands in for a TailReader."""
 
     def __init__(self, logs: MemoryLogs, log: MemoryLog, after: Position, batch_bytes: int) -> None:
         self._logs, self._log, self._after, self._batch_bytes = logs, log, after, batch_bytes
