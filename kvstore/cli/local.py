@@ -52,9 +52,9 @@ def _checked_metadata(text: str | None) -> str | None:
 
 
 def up(
-    nodes: Annotated[int | None, typer.Option(help="Number of nodes; default: 3")] = None,
-    partitions: Annotated[int | None, typer.Option(help="Number of partitions; default: 3")] = None,
-    replicas: Annotated[int | None, typer.Option(help="Replicas of each partition; default: 3")] = None,
+    nodes: Annotated[int | None, typer.Option(help="Number of nodes; default: 3", min=1, max=99)] = None,
+    partitions: Annotated[int | None, typer.Option(help="Number of partitions; default: 3", min=1, max=1024)] = None,
+    replicas: Annotated[int | None, typer.Option(help="Replicas of each partition; default: 3", min=1)] = None,
     data_dir: DataDir = Path("data"),
     port_offset: Annotated[
         int | None, typer.Option(help="Offset added to every port; a new offset moves a cluster that is down")

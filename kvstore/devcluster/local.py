@@ -87,7 +87,10 @@ class LocalCluster:
         """Return the cluster's record. Raises ConfigError if there is no cluster here."""
         found = self._record.load_or_none()
         if found is None:
-            raise ConfigError(f"no cluster in {self.data_dir}; start one with `kvstore up --data-dir {self.data_dir}`")
+            raise ConfigError(
+                f"no cluster in {self.data_dir}; start one with `kvstore up --data-dir {self.data_dir}`, or name one "
+                "with --server or --metadata"
+            )
         return found
 
     def up(self, wish: UpOptions) -> ClusterFile:

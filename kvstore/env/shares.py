@@ -20,6 +20,21 @@ UNKNOWN_SHARE = 8
 """Unknown networks have one slot out of this many, and at least one."""
 
 
+def may_take(owned: int, free: int) -> bool:
+    """Return True if an owner may have `owned` of a limit of which `free` is then left.
+
+    An owner may use no more of a limit than it leaves free. So one user or network takes half of it, the next one a
+    quarter, and another one always finds some. This is for requests that would lose work if they were displaced.
+    """
+    return owned <= free
+
+
+def may_take_slot(owned: int, free: int) -> bool:
+    """Return True if an owner that has `owned` slots may take another one while `free` are left, as `may_take`
+    decides. An owner without slots may take the last one."""
+    return free > 0 and (not owned or may_take(owned + 1, free - 1))
+
+
 class _Levels(Generic[T]):
     """Networks by their number of occupants. Finding the fullest network takes constant time."""
 

@@ -181,8 +181,8 @@ async def test_reader_that_reads_nothing_is_disconnected(world: World, monkeypat
     assert (world.feeds.watches, world.feeds.slow_total) == (0, 1)
 
 
-async def test_watches_per_server_are_limited(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feeds, "WATCHES_MAX", 2)
+async def test_watches_per_server_are_limited(world: World) -> None:
+    world.feeds.slots.most = 2
     await world.watch()
     second = await world.watch()
     with pytest.raises(Overloaded):
@@ -191,8 +191,8 @@ async def test_watches_per_server_are_limited(world: World, monkeypatch: pytest.
     await world.watch()
 
 
-async def test_many_watches_of_one_user_keep_out_nobody_else(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feeds, "WATCHES_MAX", 4)
+async def test_many_watches_of_one_user_keep_out_nobody_else(world: World) -> None:
+    world.feeds.slots.most = 4
     oldest, *others = [await world.watch(owner="many") for _ in range(4)]
     few = [await world.watch(owner="few")]
     assert isinstance(await oldest.failure(), Overloaded)
