@@ -123,15 +123,9 @@ class Admin(admin_pb2_grpc.AdminServicer):
         members = {replica for member in topology.ring.partitions.values() for replica in member.replicas}
         for id in sorted(members | set(topology.servers)):
             node = response.nodes.add(id=id, alive=id in topology.servers, leads=led.get(id, []))
-            endpoints: Any = topology.servers.get(id)
-            if endpoints is not None:
-                node.grpc, node.resp, node.http, node.zone = (
-                    endpoints.grpc,
-                    endpoints.resp,
-                    endpoints.http,
-                    endpoints.zone,
-                )
-                node.bookie = getattr(endpoints, "bookie", "")
+            if (member := topology.servers.get(id)) is not None:
+                node.grpc, node.resp, node.http = member.grpc, member.resp, member.http
+                node.zone, node.bookie = member.zone, member.bookie
         return response
 
     async def NodeStatus(self, request: admin_pb2.NodeStatusRequest, context: Context) -> admin_pb2.NodeReport:
