@@ -59,7 +59,7 @@ def up_on_free_ports(cluster: LocalCluster, **wish: Any) -> ClusterFile:
 
 @contextmanager
 def kvstore(kind: Callable[[Path, Progress], Cluster], **wish: Any) -> Iterator[tuple[Cluster, ClusterFile]]:
-    """Run a cluster of ours in a folder of its own. Raises ConfigError, Unavailable."""
+    """Run a cluster of ours in its own folder. Raises ConfigError, Unavailable."""
     with scratch() as folder:
         cluster = kind(folder / "data", lambda text: print(text, file=sys.stderr))
         try:

@@ -82,6 +82,7 @@ def test_status_of_no_cluster_is_no_health(tmp_path: Path) -> None:
     answer = as_process("status", "--data-dir", str(tmp_path / "data"))
     assert (answer.returncode, answer.stdout) == (3, "")
     assert "no cluster in" in answer.stderr
+    assert "name one with --server or --metadata" in answer.stderr
     nobody = kvstore("status", "--server", "127.0.0.1:1")
     assert (nobody.returncode, nobody.stderr) == (2, "")
     assert nobody.stdout.startswith("down: no node answers: ")

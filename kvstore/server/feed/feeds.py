@@ -17,9 +17,10 @@ from kvstore.meta.layout import LayoutStore
 from kvstore.meta.store import MetadataStore
 from kvstore.partition.state.changes import Interest, first_seq_of, time_of
 from kvstore.ring import Ring, codec
-from kvstore.server.feed.tail import FeedCursor, FeedLogs, LiveTail, end_of, oldest_of
+from kvstore.server.feed.tail import FeedCursor, LiveTail, end_of, oldest_of
 from kvstore.server.placement.retirement import partitions_kept
 from kvstore.types import EntryId, PartitionId, Position, Seq
+from kvstore.wal.log import PartitionLogs
 from kvstore.wal.seek import SeekResult
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class Feeds:
         self,
         env: Env,
         store: MetadataStore,
-        logs: FeedLogs,
+        logs: PartitionLogs,
         known_ring: Callable[[], Ring],
         latest: Callable[[PartitionId], Awaitable[int]],
         cluster: str = "",
