@@ -91,8 +91,8 @@ class AdminSource(RingSource, Protocol):
 
 
 class Admin(admin_pb2_grpc.AdminServicer):
-    """The gRPC service `kvstore.v1.Admin`. Its methods raise StoreError, which kvstore/server/grpc/audit.py converts
-    to gRPC statuses."""
+    """The gRPC service `kvstore.v1.Admin`. Like those of all services, its methods raise StoreError, which
+    kvstore/rpc/malformed.py converts to gRPC statuses."""
 
     def __init__(self, env: Env, source: AdminSource, backend: Backend) -> None:
         self._source = source
