@@ -306,7 +306,7 @@ class Router:
             elif not pending.is_of_peer and self._is_held(pending.op):
                 self._redirect(pending)
             else:
-                self.waiting.add(self.partition_of(pending.op.key), pending)  # there was room for it
+                self.waiting.put_back(self.partition_of(pending.op.key), pending)
 
     def _closing(self) -> None:
         error = Unavailable("this server is stopping")

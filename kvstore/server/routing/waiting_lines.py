@@ -31,10 +31,15 @@ class WaitingLines:
         """Add an operation. Return False if a limit is reached."""
         if self.count >= self._operations_max or self.bytes >= self._bytes_max:
             return False
+        self.put_back(partition, pending)
+        return True
+
+    def put_back(self, partition: PartitionId, pending: Pending) -> None:
+        """Add an operation that waited before. The limits do not apply: the last operation that they admitted may have
+        exceeded them."""
         self.count += 1
         self.bytes += written_bytes(pending.op)
         insort(self.lines.setdefault(partition, []), pending, key=by_order)
-        return True
 
     def drain(self, partition: PartitionId, takes: Callable[[Pending], bool]) -> None:
         """Pass the line's operations to `takes` in order and remove those for which it returns True, until it

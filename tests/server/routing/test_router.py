@@ -120,6 +120,23 @@ def test_waiting_scan_is_refused_when_ring_changes() -> None:
     assert isinstance(refusal.error, Moved)
 
 
+def test_all_waiting_operations_are_kept_when_ring_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last ones used to be dropped without an answer if the bytes of all reached the limit."""
+    monkeypatch.setattr(module, "WAIT_S", WAIT_S)
+    p1, p2, n1, n2 = PartitionId("p1"), PartitionId("p2"), ServerId("n1"), ServerId("n2")
+    ring = new_ring([p1, p2], {n2: ""}, 1)
+    router = Router(n1, ClusterTopology(ring, {}, {}), lambda _: False, waiting_max=100, bytes_max=1_000)
+    key_of = {ring.partition_of(key): key for key in (b"%d" % number for number in range(100))}
+    for token, (partition, size) in enumerate([(p2, 300), (p2, 300), (p2, 300), (p1, 500)]):
+        assert not router.handle(events.Submitted(commands.Put(key_of[partition], b"x" * size), ClientSink(), token), 0)
+    later = replace(ring, version=ring.version + 1, routed=ring.version + 1)
+    router.handle(events.TopologyChanged(ClusterTopology(later, {}, {})), 0.1)
+    router.handle(events.MovedRejected(), 0.1)
+    router.check()
+    overdue = router.handle(events.Ticked(), 2 * WAIT_S)
+    assert sorted(each.token for each in overdue if isinstance(each, events.Fail)) == [0, 1, 2, 3]
+
+
 def test_most_writes_are_done() -> None:
     """Otherwise the order of the remaining operations would prove little."""
     world = World(1)
