@@ -9,6 +9,7 @@ present.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import compress
 from typing import NamedTuple
 
 from kvstore.errors import Overloaded, StoreError, Unavailable
@@ -54,25 +55,18 @@ class HeldReads:
         """Hold back the reads of single keys that have to wait, and return the others. `now_ms` is the time at which
         keys count as expired. Raises OSError if the engine cannot read."""
         by_key, token_of = self._state.intents.by_key, self._state.hash.token_of
-        return [
-            read
+        are_free = [
+            (key := read[0].key) not in by_key
+            or not readable.holds(token_of(key))
+            or not (self._is_in_the_way(key) or self._has_expired(key, now_ms))
             for read in reads
-            if read[0].key not in by_key
-            or not readable.holds(token_of(read[0].key))
-            or not self._hold(read, now, now_ms)
-        ]
-
-    def _hold(self, read: Read, now: float, now_ms: int) -> bool:
-        key = read[0].key
-        intents = self._state.intents.at(key)
-        if not self._is_in_the_way(key) and not self._has_expired(key, now_ms):
-            return False
-        if self._is_refused(read):
-            return True
-        held = _held_since(now, read)
-        self._by_key.setdefault(key, []).append(held)
-        self._wait(held, key, key + b"\0", intents, now_ms)
-        return True
+        ]  # before any read is held, because an error concerns all of them
+        for read, is_free in zip(reads, are_free, strict=True):
+            if not is_free and not self._is_refused(read):
+                held, key = _held_since(now, read), read[0].key
+                self._by_key.setdefault(key, []).append(held)
+                self._wait(held, key, key + b"\0", self._state.intents.at(key), now_ms)
+        return list(compress(reads, are_free))
 
     def hold_range(self, read: Read, now: float, now_ms: int, readable: Tokens) -> bool:
         """Hold back a read of a range if it has to wait. Returns True if it waits or was refused. Raises OSError if the

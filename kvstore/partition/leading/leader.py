@@ -102,7 +102,15 @@ class Leader:
         self._read_lease = ReadLease(config.lease_ms / 1000)
         self._answers, self.serving_ranges = ResultDelivery(), ServingRanges(state)
         self.reads = LeaderReads(
-            state, self.serving_ranges, config, self._read_lease, env, self._answers, self._reap, self._wake
+            state,
+            self.serving_ranges,
+            config,
+            self._read_lease,
+            env,
+            self._answers,
+            self._reap,
+            self._wake,
+            self._cannot_read,
         )
         self._waiting = WaitingWrites(config)
         self._queue = self._waiting.queue
@@ -362,7 +370,7 @@ class Leader:
                     self.reads.turn()
                 self._fill(now)
             except OSError as error:
-                self._break(f"cannot read the engine: {error}", error)
+                self._cannot_read(error)
         else:
             self.reads.stop(NotLeader(self._state.partition))
         if self._answers.sinks:
@@ -610,7 +618,7 @@ class Leader:
             if self.reads.may_want_append:
                 self.reads.acknowledged()
         except OSError as failure:
-            return self._break(f"cannot read the engine: {failure}", failure)
+            return self._cannot_read(failure)
         self._answers.flush()
         if self._queue.bytes or self._idle is not None or self.reads.may_want_append:
             self._wake()
@@ -633,6 +641,9 @@ class Leader:
         if self.transactor is not None:
             self.transactor.drop_foreign(Unavailable(f"partition {self._state.partition}: the home key has moved"))
             self.transactor.resume()
+
+    def _cannot_read(self, error: OSError) -> None:
+        self._break(f"cannot read the engine: {error}", error)
 
     def _break(self, why: str, error: Exception) -> None:
         """End the process, because its state can no longer be trusted. After a transient error, end only the

@@ -54,7 +54,9 @@ class _UnprovedRead(NamedTuple):
 
 class LeaderReads:
     """The reads of one leadership. `reap(keys, sink)` asks the leader to log the deletes of expired keys and completes
-    `sink` afterwards. `wake` requests another turn."""
+    `sink` afterwards. `wake` requests another turn. Methods raise OSError if the engine cannot be read, and
+    `cannot_read` receives such an error if it occurs between two turns. The caller must then call `stop`, which answers
+    what has not been answered."""
 
     def __init__(
         self,
@@ -66,13 +68,14 @@ class LeaderReads:
         answers: ResultDelivery,
         reap: Callable[[list[bytes], Sink], None],
         wake: Callable[[], None],
+        cannot_read: Callable[[OSError], None],
     ) -> None:
         self._read_lease = read_lease
         self._serving_ranges = serving_ranges
         self._most = config.queue_items_max
         self._state, self._clock, self._answers = state, env.clock, answers
         self._slow, self._slow_s = env.slow, env.slow.limit_s
-        self._wake = wake
+        self._wake, self._cannot_read = wake, cannot_read
         self.arrived: list[Read] = []
         """Reads for the next `turn`."""
         self.lines = ReadLines()
@@ -198,7 +201,11 @@ class LeaderReads:
                 self.may_want_append = True
         if ready:
             self._renew = self.may_want_append = True
-            self._answer(ready, self._now_ms())
+            try:
+                self._answer(ready, self._now_ms())
+            except OSError:
+                self.arrived += local
+                raise
         self._answer(local, self._state.record_time_ms, is_stale=True)
         if self.lines.count:
             self._wake()
@@ -290,28 +297,33 @@ class LeaderReads:
         """Read the state as it is now. Reads of keys that a transaction holds wait, unless they are stale reads."""
         if not reads:
             return
+        self._later.extend((read, now_ms) for read in reads if read[0].code not in POINT_READS)
         points = [read for read in reads if read[0].code in POINT_READS]
         readable = self._serving_ranges.readable
-        if self._state.intents.by_key and not is_stale:
-            points = self.held.sift(points, self._clock.now(), now_ms, readable)
-        if self.held.prepared is not None and self.held.prepared.reads:
-            for read in points:
-                self.held.passed(read)
         at = size = 0
-        while at < len(points):
-            some = points[at : at + self._at_once]
-            at += len(some)
-            size += self._deliver(some, queries.find(self._state, [read[0] for read in some], now_ms, readable))
-            if size > TURN_BYTES:
-                # Endpoints send or drop what they have before the next turn; thousands of large values at once would
-                # fill the memory. The remaining reads wait in a line per connection, so that a client which asks for
-                # many large values delays only its own reads.
-                self.lines.put_back(points[at:])
-                self._lines_per_turn = AT_ONCE_LARGE
-                self._wake()
-                break
+        try:
+            if self._state.intents.by_key and not is_stale:
+                points = self.held.sift(points, self._clock.now(), now_ms, readable)
+            if self.held.prepared is not None and self.held.prepared.reads:
+                for read in points:
+                    self.held.passed(read)
+            while at < len(points):
+                some = points[at : at + self._at_once]
+                found = queries.find(self._state, [read[0] for read in some], now_ms, readable)
+                at += len(some)
+                size += self._deliver(some, found)
+                if size > TURN_BYTES:
+                    # Endpoints send or drop what they have before the next turn; thousands of large values at once
+                    # would fill the memory. The remaining reads wait in a line per connection, so that a client which
+                    # asks for many large values delays only its own reads.
+                    self.lines.put_back(points[at:])
+                    self._lines_per_turn = AT_ONCE_LARGE
+                    self._wake()
+                    break
+        except OSError:
+            self.arrived += points[at:]
+            raise
         self._at_once = AT_ONCE_LARGE if size > TURN_BYTES else min(2 * self._at_once, AT_ONCE)
-        self._later.extend((read, now_ms) for read in reads if read[0].code not in POINT_READS)
         if not self._is_begin_due:
             self._begin()
 
@@ -331,13 +343,15 @@ class LeaderReads:
                 self._wake()
             else:
                 now_ms = max(now_ms, self._state.record_time_ms)
-                if (
-                    self._state.intents.by_key
-                    and read[0].level <= _SESSION
-                    and self.held.hold_range(read, self._clock.now(), now_ms, tokens)
-                ):
-                    self._wake()  # it may have been refused
-                    continue
+                if self._state.intents.by_key and read[0].level <= _SESSION:
+                    try:
+                        is_held = self.held.hold_range(read, self._clock.now(), now_ms, tokens)
+                    except OSError:
+                        self._later.appendleft((read, now_ms))
+                        raise
+                    if is_held:
+                        self._wake()  # it may have been refused
+                        continue
                 steps = queries.steps(self._state, read[0], now_ms, tokens)
                 self._stepping[steps] = read
                 self._step(steps)
@@ -350,7 +364,14 @@ class LeaderReads:
     def _begin_soon(self) -> None:
         if self._later and not self._is_begin_due:
             self._is_begin_due = True
-            asyncio.get_running_loop().call_soon(self._begin)
+            asyncio.get_running_loop().call_soon(self._run, self._begin)
+
+    def _run(self, work: Callable[..., None], *of: Steps) -> None:
+        """Go on with multi-turn reads between two turns."""
+        try:
+            work(*of)
+        except OSError as error:
+            self._cannot_read(error)
 
     def _deliver(self, reads: list[Read], found: list[Result | Expired]) -> int:
         """Deliver the results of point reads. Return the total size of their values in bytes."""
@@ -386,7 +407,7 @@ class LeaderReads:
         except (LookupError, TypeError) as error:
             result = InvalidRequest(f"malformed operation {read[0].code}: {error}")
         else:
-            asyncio.get_running_loop().call_soon(self._step, steps)
+            asyncio.get_running_loop().call_soon(self._run, self._step, steps)
             return
         del self._stepping[steps]
         self._begin_soon()

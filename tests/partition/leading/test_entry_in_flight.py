@@ -1,14 +1,17 @@
 """Entries in flight: how many there may be, and what follows an acknowledgement."""
 
 from errno import EIO, EMFILE
+from itertools import islice
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from kvstore.errors import InvalidRequest, NotLeader, Overloaded
 from kvstore.partition.config import IN_FLIGHT_LIMIT, PartitionConfig
 from kvstore.partition.leading.entry_in_flight import ALL_IN_FLIGHT_MAX
-from kvstore.partition.state.commands import Get, Level, Put
+from kvstore.partition.leading.range_reads import ROWS_PER_STEP
+from kvstore.partition.state.commands import Get, Level, Op, Put, Scan, ScanTokens
 from kvstore.partition.state.marks import MarkRecord
 from kvstore.wal.leading.leader_log import IN_FLIGHT_MAX
 from tests.partition.one_partition import Partition
@@ -105,4 +108,41 @@ def test_writes_are_refused_when_the_engine_cannot_be_read(
     tokens = p.submit(Put(b"a", b"1"), *([malformed] if is_one_malformed else ()), Put(b"b", b"1"), Put(b"c", b"1"))
     assert [type(p.result(token)) for token in tokens] == [NotLeader] * len(tokens)
     assert not p.leader.serving
+    assert not p.fatal
+
+
+@pytest.mark.parametrize("level", [Level.LINEARIZABLE, Level.STRICT])
+@pytest.mark.parametrize("read", [Get(b"b"), Scan(b"", b"", 9), ScanTokens(0, 9)], ids=lambda read: type(read).__name__)
+def test_reads_are_refused_when_the_engine_cannot_be_read(
+    p: Partition, monkeypatch: pytest.MonkeyPatch, read: Op, level: Level
+) -> None:
+    """They were taken from their line, and nobody answered them."""
+
+    def broken(*_: Any) -> Any:
+        raise OSError(EMFILE, "too many open files")
+
+    p.do(Put(b"b", b"1"))
+    for name in ("get", "multi_get", "iterate"):
+        monkeypatch.setattr(p.engine, name, broken)
+    tokens = p.submit(replace(read, level=int(level)), Get(b"b", level))
+    while p.log.in_flight:
+        p.acknowledge()
+    assert [type(p.result(token)) for token in tokens] == [NotLeader] * 2
+    assert not p.leader.serving
+    assert not p.fatal
+
+
+def test_scan_is_refused_when_the_engine_cannot_be_read_between_two_turns(
+    p: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = p.engine.iterate
+
+    def broken(begin: bytes, end: bytes) -> Any:
+        yield from islice(found(begin, end), ROWS_PER_STEP)
+        raise OSError(EMFILE, "too many open files")
+
+    p.do(*(Put(b"%d" % number, b"1") for number in range(2 * ROWS_PER_STEP)))
+    monkeypatch.setattr(p.engine, "iterate", broken)
+    (scan,) = p.submit(ScanTokens(0, 2 * ROWS_PER_STEP))
+    assert isinstance(p.result(scan), NotLeader)
     assert not p.fatal
