@@ -245,7 +245,7 @@ class TransactionRules:
     # docs/protocol.md Tx8
     def _end(self, op: End, item: Any, row_key: bytes) -> Result:
         if not self._serving_ranges.may_read(row_key):
-            return 0  # the present owner of the home key carries it out
+            raise Unavailable(f"partition {self._state.partition}: the home key has moved")  # or it is coming back
         if not self._evaluator.is_writable(item, [row_key]) or not self._evaluator.is_behind(item, mark_of(op)):
             return UNTOUCHED
         decision = self._lock_table.decisions.find(op.attempt)

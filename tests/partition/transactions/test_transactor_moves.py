@@ -294,3 +294,27 @@ def test_sequences_rise_along_the_owners_of_a_key() -> None:
     later = s.do(Put(b, b"2"))
     assert isinstance(later, int)
     assert later > last
+
+
+# docs/protocol.md Tx8
+def test_decision_ends_that_comes_back_while_its_end_is_refused() -> None:
+    """END is refused just before OWN is applied. Home took the refusal for the end of the decision, after it had found
+    that the decision was being carried out already, so the decision stayed for good."""
+    s = Several(3)
+    here = s.partitions[0]
+    s.do(transact(Put(s.key(0), b"1"), Put(s.key(1), b"2")))
+    assert here.state.decisions
+    assert here.leader.transactor is not None
+    outcomes = here.leader.transactor.outcomes
+
+    def end_at_own(record: MoveRecord) -> None:
+        if isinstance(record, Own):
+            here.loop.call_soon(here.loop.call_soon, outcomes._end_all)
+
+    s.holds = lambda op: op.__class__ is Resolve
+    s.move(0, 2, 1)
+    s.before_record = end_at_own
+    s.move(2, 0, 2, s.span(0))
+    s.holds = lambda op: False
+    s.held.clear()  # lost
+    assert s.is_clean()
