@@ -117,7 +117,14 @@ class Leader:
         self._evaluator = Evaluator(state, log.epoch, config, self.serving_ranges)
         self.usage = self._evaluator.usage
         self._sweeper = Sweeper(
-            state, self.serving_ranges, config, env.clock, env.beat, lambda: self.serving, self._reap
+            state,
+            self.serving_ranges,
+            config,
+            env.clock,
+            env.beat,
+            lambda: self.serving,
+            self._reap,
+            self._cannot_read,
         )
         self.transactor: Transactor | None = None
         """Carries out transactions over several partitions. None if there is no other partition."""

@@ -30,8 +30,8 @@ their way to or from another partition, and must not hide others."""
 
 
 class Sweeper(Sink):
-    """Sweeps one leader's partition. `reap(keys, sink)` logs the deletes. The next sweep begins after they are
-    logged."""
+    """Sweeps one leader's partition. `reap(keys, sink)` logs the deletes. The next sweep begins after they are logged.
+    `cannot_read` receives the error if the engine cannot be read. No further sweep begins then."""
 
     def __init__(
         self,
@@ -42,9 +42,10 @@ class Sweeper(Sink):
         beat: Beat,
         serves: Callable[[], bool],
         reap: Callable[[list[bytes], Sink], None],
+        cannot_read: Callable[[OSError], None],
     ) -> None:
         self._state, self._serving_ranges, self._config, self._clock = state, serving_ranges, config, clock
-        self._beat, self._serves, self._reap = beat, serves, reap
+        self._beat, self._serves, self._reap, self._cannot_read = beat, serves, reap, cannot_read
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._next = b""
@@ -77,7 +78,10 @@ class Sweeper(Sink):
         if self._serves():
             self._has_passed_over = self._has_passed_over and bool(self._next)
             begin = self._next or self._known_begin(writable)
-            keys, self._next = overdue(self._state, now_ms, SWEEP_KEYS_MAX, writable, begin)
+            try:
+                keys, self._next = overdue(self._state, now_ms, SWEEP_KEYS_MAX, writable, begin)
+            except OSError as error:
+                return self._cannot_read(error)
             held = self._state.intents.by_key
             self._has_passed_over = self._has_passed_over or not held.keys().isdisjoint(keys)
             if not self._next and not self._has_passed_over:

@@ -146,3 +146,16 @@ def test_scan_is_refused_when_the_engine_cannot_be_read_between_two_turns(
     (scan,) = p.submit(ScanTokens(0, 2 * ROWS_PER_STEP))
     assert isinstance(p.result(scan), NotLeader)
     assert not p.fatal
+
+
+def test_sweep_that_cannot_read_the_engine_ends_the_lead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It used to end the process."""
+    p = Partition(PartitionConfig(expiry_sweep_s=1)).start()
+
+    def broken(*_: Any) -> Any:
+        raise OSError(EMFILE, "too many open files")
+
+    monkeypatch.setattr(p.engine, "iterate", broken)
+    p.wait(1.1)
+    assert not p.leader.serving
+    assert not p.fatal
