@@ -23,6 +23,7 @@ from kvstore.errors import (
 )
 from kvstore.meta.store import MetadataStore
 from kvstore.namespaces import Book
+from kvstore.os_errors import is_passing
 from kvstore.partition import pinning
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.election import snapshots
@@ -359,6 +360,10 @@ class Partition:
             return queries.answer(state, op, state.record_time_ms, tokens)
         except StoreError as error:
             return error
+        except OSError as error:
+            if not is_passing(error):
+                raise
+            return Unavailable(f"partition {self.id}: this replica cannot read its engine now: {error}")
 
     async def _catch_up_at_start(self) -> None:
         """Wait until this replica has applied what the other replicas had when it started (docs/protocol.md P27). If no
