@@ -18,8 +18,8 @@ import pytest
 from kvstore import config as toml
 from kvstore.devcluster import layout
 from kvstore.devcluster.layout import ClusterFile, UpOptions
-from kvstore.devcluster.local import LocalCluster, http_ok
-from kvstore.devcluster.pages import unsettled
+from kvstore.devcluster.local import LocalCluster
+from kvstore.devcluster.pages import http_ok, unsettled
 from kvstore.devcluster.ports import is_free
 from kvstore.devcluster.record import ClusterRecord
 from kvstore.env.secret import read_secret

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from kvstore.devcluster.zookeeper import free_ports
 from kvstore.loadtest.run import LOCUSTFILE
-from loadtest.bench.peers import free_ports
 from tests.beside import beside
 from tests.conftest import ROOT
 from tests.waiting import PATIENCE_S

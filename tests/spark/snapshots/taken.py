@@ -24,12 +24,13 @@ from kvstore.client.pinned.pins import list_pins
 from kvstore.devcluster.processes import is_alive
 from kvstore.spark.snapshots import chains, compare, tasks, verify
 from kvstore.spark.snapshots.create import create
-from kvstore.spark.snapshots.directory import WORK, DirectoryStore
+from kvstore.spark.snapshots.directory import DirectoryStore
 from kvstore.spark.snapshots.local_tables import LocalTables
 from kvstore.spark.snapshots.manifest import Manifest
 from kvstore.spark.snapshots.planning import SnapshotRequest
 from kvstore.spark.snapshots.runners import SparkRunner, ThreadRunner
 from kvstore.spark.snapshots.spark_tables import SparkTables
+from kvstore.spark.snapshots.store import WORK
 from kvstore.spark.snapshots.table import read_table
 from kvstore.spark.snapshots.tables import Tables
 from kvstore.spark.snapshots.usable import stored_files
