@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import os
 import signal
 import sys
 import time
@@ -25,13 +23,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from kvstore.cli.output import as_table
 from kvstore.client import AsyncClient
 from kvstore.env.real import run
 from kvstore.loadtest.generator.options import path_word
 from kvstore.versions import LATEST
 from loadtest.bench import peers
-from loadtest.drill import MINUTES_MAX, keep_logs, shown
+from loadtest.drill import MINUTES_MAX, keep_logs
 from loadtest.drills.bank import READ_PROBLEMS, Bank
 from loadtest.drills.bank_books import PROBLEMS
 from loadtest.drills.bank_fronts import ClientFront, Front, HttpFront, RedisFront
@@ -122,34 +119,17 @@ def longest_pause(times: list[float]) -> float:
 
 def run_drill(*, front: str, seed: int, minutes: float, prefix: bytes, out: Path) -> bool:
     """Run the drill, print it, and write it. Return False if a safety promise is broken."""
-    report, began = Report(), time.time()
+    report = Report()
     with peers.scratch() as folder:
         try:
             with running_cluster(folder, partitions=PARTITIONS, settings=SETTINGS[front]) as cluster:
                 run(play(cluster, report, front=front, seed=seed, minutes=minutes, prefix=prefix, folder=folder))
         finally:
             keep_logs(folder, out.parent / f"bank-{front}-logs")
-            _write(out, report, front=front, seed=seed, began=began)
-    print(as_table([shown(row) for row in report.rows]))
-    print(
-        f"seed {seed}, safety: {'kept' if report.is_safe else 'BROKEN'}; all done: {'yes' if report.is_met else 'NO'}"
-    )
+            report.write(out, f"bank-{front}", seed=seed)
+    print(report.table())
+    print(f"seed {seed}, {report.verdict}")
     return report.is_safe
-
-
-def _write(out: Path, report: Report, *, front: str, seed: int, began: float) -> None:
-    """Write the report, also that of an aborted run. The results of other drills stay in the file."""
-    document: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
-    document[f"bank-{front}"] = {
-        "safe": report.is_safe,
-        "met": report.is_met,
-        "seed": seed,
-        "took_s": round(time.time() - began),
-        "machine": {"cores": os.cpu_count(), "load": [round(each, 1) for each in os.getloadavg()]},
-        "figures": report.rows,
-    }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(document, indent=2))
 
 
 def main() -> None:

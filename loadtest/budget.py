@@ -47,8 +47,8 @@ from kvstore.loadtest.resp import AsyncRespConnection, ReplyError, connect
 from kvstore.proto import kv_pb2, kv_pb2_grpc
 from kvstore.rpc.channels import channel_options
 from loadtest.bench import peers
+from loadtest.figures import keep
 
-OFFSETS = range(30_000, 34_000, 100)
 FILE_S = 10.0
 STANDARD = "standard library"
 VALUE = b"x" * 100
@@ -397,13 +397,8 @@ async def _tagged(file: ClusterFile) -> tuple[str, str]:
 @contextmanager
 def running_budget() -> Iterator[Budget]:
     """Run a cluster in a scratch folder, and stop it afterwards."""
-    with peers.scratch() as folder:
-        cluster = Counted(folder / "data")
-        try:
-            file = peers.up_on_free_ports(cluster, OFFSETS)
-            yield Budget(cluster, *asyncio.run(_tagged(file)))
-        finally:
-            cluster.down()
+    with peers.kvstore(Counted) as (cluster, file):
+        yield Budget(cluster, *asyncio.run(_tagged(file)))
 
 
 def _show_layers(cost: Cost) -> None:
@@ -450,10 +445,9 @@ def main() -> None:
         for cost in costs:
             _show_layers(cost)
         _show_idle_layers(idle)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     rows = [cost.row() | {"layers": dict(cost.calls)} for cost in costs]
     rows += [each.row() | {"layers": each.calls_per_s} for each in idle]
-    options.out.write_text(json.dumps(rows, indent=2))
+    keep(options.out, rows)
     if not (all(each.is_within for each in costs) and all(each.is_within for each in idle)):
         sys.exit("a load takes more calls than its budget")
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -30,8 +29,8 @@ from kvstore.devcluster.local import LocalCluster
 from kvstore.loadtest.generator.options import path_word
 from kvstore.loadtest.generator.resp_wire import load_records
 from loadtest.bench import peers
+from loadtest.figures import keep
 
-OFFSETS = range(38_000, 42_000, 100)
 QUIET_S, POLL_S, SETTLE_S = 10.0, 1.0, 300.0
 """Seconds without writes after which the cluster is quiet; seconds between two checks; maximum seconds to wait."""
 CONNECTIONS_EACH = 16
@@ -161,18 +160,13 @@ def _lines_of(path: str) -> dict[str, int]:
 
 def run(puts: Puts) -> dict[str, Any]:
     """Measure, print the figures, and return them."""
-    with peers.scratch() as folder:
-        cluster = LocalCluster(folder / "data", lambda text: print(text, file=sys.stderr))
-        try:
-            file = peers.up_on_free_ports(cluster, OFFSETS)
-            wait_quiet(file)
-            resting, before = memory_mb(file), written(file, cluster.data_dir)
-            seconds = put_all(file, puts)
-            wait_quiet(file)
-            spent = written(file, cluster.data_dir) - before
-            after = memory_mb(file)
-        finally:
-            cluster.down()
+    with peers.kvstore(LocalCluster) as (cluster, file):
+        wait_quiet(file)
+        resting, before = memory_mb(file), written(file, cluster.data_dir)
+        seconds = put_all(file, puts)
+        wait_quiet(file)
+        spent = written(file, cluster.data_dir) - before
+        after = memory_mb(file)
     syncs = spent.pop(SYNCS)
     spent["journal: whole pages around groups"] = syncs * PAGE_BYTES
     rest = spent[ALL] - sum(size for what, size in spent.items() if what != ALL)
@@ -202,10 +196,7 @@ def main() -> None:
     parser.add_argument("--same", action="store_true")
     parser.add_argument("--out", type=path_word, default=None)
     words = parser.parse_args()
-    found = run(Puts(words.keys, words.value_bytes, words.pipeline, words.same))
-    if words.out is not None:
-        words.out.parent.mkdir(parents=True, exist_ok=True)
-        words.out.write_text(json.dumps(found, indent=2))
+    keep(words.out, run(Puts(words.keys, words.value_bytes, words.pipeline, words.same)))
 
 
 if __name__ == "__main__":

@@ -15,12 +15,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -39,8 +37,8 @@ from kvstore.loadtest.loads import closed_loop
 from kvstore.loadtest.resp import AsyncRespConnection, connect
 from loadtest.bench import peers
 from loadtest.bench.counted_node import Calls
+from loadtest.figures import keep
 
-OFFSETS = range(34_000, 38_000, 100)
 KEYS = 1_000
 VALUE = b"x" * 100
 TAG = b"{budget}"
@@ -222,17 +220,6 @@ async def run_bench(file: ClusterFile, loads: Sequence[Load], runs: int) -> list
         return [await bench.measure(load, runs) for load in loads]
 
 
-@contextmanager
-def running_cluster() -> Iterator[ClusterFile]:
-    """Run a cluster in a scratch folder, and stop it afterwards."""
-    with peers.scratch() as folder:
-        cluster = LocalCluster(folder / "data")
-        try:
-            yield peers.up_on_free_ports(cluster, OFFSETS)
-        finally:
-            cluster.down()
-
-
 def _faults(ours: Cost, other: Cost) -> list[str]:
     found = []
     load = ours.load
@@ -260,7 +247,7 @@ def main() -> None:
     if not loads:
         sys.exit(f"client_budget: no load holds {options.only!r} in its name")
     try:
-        with running_cluster() as file:
+        with peers.kvstore(LocalCluster) as (_, file):
             costs = uvloop.run(run_bench(file, loads, options.runs))
     except ConfigError as error:
         sys.exit(f"client_budget: {error}")
@@ -269,8 +256,7 @@ def main() -> None:
     if options.functions:
         for ours, _ in costs:
             _show_functions(ours)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(rows, indent=2))
+    keep(options.out, rows)
     if faults := [fault for pair in costs for fault in _faults(*pair)]:
         sys.exit("\n".join(faults))
 

@@ -14,12 +14,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import os
 import shutil
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +37,7 @@ MINUTES_MAX = 7 * 24 * 60
 
 def run_drill(*, counts: Counts, only: str, metadata: MetadataKind, out: Path) -> bool:
     """Run the drill, print it, and write it. Return False if a safety promise is broken."""
-    report, began, changes = Report(), time.time(), []
+    report, changes = Report(), []
     with peers.scratch() as folder:
         try:
             with running_cluster(folder, metadata=metadata) as cluster:
@@ -51,19 +48,15 @@ def run_drill(*, counts: Counts, only: str, metadata: MetadataKind, out: Path) -
         finally:
             keep_logs(folder, out.parent / "logs")
             changes = _changes_of_leader(out.parent / "logs")
-            _write(out, report, changes, began)
-    print(as_table([shown(row) for row in report.rows]))
-    print(as_table(changes))
-    print(
-        f"safety: {'kept' if report.is_safe else 'BROKEN'}; figures: {'all met' if report.is_met else 'some too high'}"
-    )
+            report.write(out, changes_of_leader=changes)
+    print(report.table(), as_table(changes), report.verdict, sep="\n")
     return report.is_safe
 
 
 def run_repairs(*, counts: Counts, only: str, metadata: MetadataKind, out: Path) -> bool:
     """Run the drill that damages copies. Return False if a safety promise is broken."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # clusters would stay
-    report, began = Report(), time.time()
+    report = Report()
     for name, scene in SCENES.items():
         if only not in name:
             continue
@@ -75,9 +68,8 @@ def run_repairs(*, counts: Counts, only: str, metadata: MetadataKind, out: Path)
                     asyncio.run(scene.play(RepairStage(cluster, counts, report)))
             finally:
                 keep_logs(folder, out.parent / "repair-logs" / name.replace(" ", "-"))
-                _write(out.with_name("repairs.json"), report, [], began)
-    print(as_table([shown(row) for row in report.rows]))
-    print(f"safety: {'kept' if report.is_safe else 'BROKEN'}; figures: {'all met' if report.is_met else 'not all met'}")
+                report.write(out.with_name("repairs.json"))
+    print(report.table(), report.verdict, sep="\n")
     return report.is_safe
 
 
@@ -87,41 +79,22 @@ def run_nemesis(*, seed: int, minutes: float, only: str, out: Path) -> bool:
         print("this drill makes networks: it needs Linux, root, and iproute2 (ip, tc)", file=sys.stderr)
         sys.exit(2)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # networks and file systems would stay
-    report, began = Report(), time.time()
+    report = Report()
     with peers.scratch() as folder:
         try:
             with net.wired_cluster(folder) as cluster:
                 asyncio.run(rounds.rounds(cluster, report, seed=seed, minutes=minutes, only=only))
         finally:
             keep_logs(folder, out.parent / "nemesis-logs")
-            _write(out.with_name("nemesis.json"), report, [], began)
-    print(as_table([shown(row) for row in report.rows if not row["met"]]))
-    print(f"seed {seed}, safety: {'kept' if report.is_safe else 'BROKEN'}")
+            report.write(out.with_name("nemesis.json"))
+    print(Report([row for row in report.rows if not row["met"]]).table())
+    print(f"seed {seed}, {report.verdict}")
     return report.is_safe
-
-
-def shown(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row of a report as text."""
-    return {**row, "met": "yes" if row["met"] else "NO"}
 
 
 def _changes_of_leader(logs: Path) -> list[dict[str, Any]]:
     found = spans.spans(spans.read_logs(logs))
     return [row for kind in (spans.HAND_OVER, spans.TAKEOVER) for row in spans.summary(found, kind)]
-
-
-def _write(out: Path, report: Report, changes: list[dict[str, Any]], began: float) -> None:
-    """Write the report, also that of an aborted run."""
-    document = {
-        "safe": report.is_safe,
-        "met": report.is_met,
-        "took_s": round(time.time() - began),
-        "machine": {"cores": os.cpu_count(), "load": [round(each, 1) for each in os.getloadavg()]},
-        "figures": report.rows,
-        "changes_of_leader": changes,
-    }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(document, indent=2))
 
 
 def keep_logs(folder: Path, kept: Path) -> None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import re
 import signal
@@ -38,6 +37,7 @@ from loadtest.drill import keep_logs
 from loadtest.drills import spans
 from loadtest.drills.load import Load
 from loadtest.drills.stage import Counts, Report, Stage
+from loadtest.figures import keep
 from tests.cluster.harness import running_cluster
 
 AFTER_KILL_S = 4.0
@@ -152,7 +152,7 @@ def main() -> None:
         finally:
             keep_logs(folder, arguments.out.parent / "failover-logs")
     table = list(rows(found))
-    arguments.out.write_text(json.dumps({"failovers": [asdict(each) for each in found], "summary": table}, indent=2))
+    keep(arguments.out, {"failovers": [asdict(each) for each in found], "summary": table})
     print(as_table(table))
     print(f"safety: {'kept' if report.is_safe else 'BROKEN'}")
     sys.exit(0 if report.is_safe else 1)

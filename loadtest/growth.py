@@ -11,7 +11,6 @@ space that the keys take. A busy machine lowers the rates, so compare each size 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -25,30 +24,25 @@ from kvstore.loadtest.generator.options import path_word
 from loadtest.bench import peers
 from loadtest.bench.redis_lines import Line, run_for
 from loadtest.bytes_per_key import Puts, memory_mb, metrics_of, put_all
-
-OFFSETS = range(24_000, 24_300, 100)
+from loadtest.figures import keep
 
 
 def grow(sizes: Sequence[int], partitions: int, seconds: float) -> Iterator[dict[str, Any]]:
     """Return a row for each size."""
-    with peers.scratch() as folder:
-        cluster = LocalCluster(folder / "data", lambda text: print(text, file=sys.stderr))
-        try:
-            file, there = peers.up_on_free_ports(cluster, OFFSETS, partitions=partitions), 0
-            for size in sizes:
-                took = put_all(file, Puts(size - there, 100, 16, is_same=False, first=there))
-                row: dict[str, Any] = {"keys": size, "filled_per_s": round((size - there) / took)}
-                there = size
-                row |= _latencies(file, size, seconds)
-                row["rss_mb"] = round(memory_mb(file)["nodes Rss"])
-                row |= _engines(file)
-                cluster.down()
-                row |= _disk(cluster.data_dir, size)
-                began = time.monotonic()
-                file = cluster.up(UpOptions(data_dir=cluster.data_dir))
-                yield row | {"restart_s": round(time.monotonic() - began, 1)}
-        finally:
+    with peers.kvstore(LocalCluster, partitions=partitions) as (cluster, file):
+        there = 0
+        for size in sizes:
+            took = put_all(file, Puts(size - there, 100, 16, is_same=False, first=there))
+            row: dict[str, Any] = {"keys": size, "filled_per_s": round((size - there) / took)}
+            there = size
+            row |= _latencies(file, size, seconds)
+            row["rss_mb"] = round(memory_mb(file)["nodes Rss"])
+            row |= _engines(file)
             cluster.down()
+            row |= _disk(cluster.data_dir, size)
+            began = time.monotonic()
+            file = cluster.up(UpOptions(data_dir=cluster.data_dir))
+            yield row | {"restart_s": round(time.monotonic() - began, 1)}
 
 
 def _latencies(cluster: ClusterFile, size: int, seconds: float) -> dict[str, float]:
@@ -103,9 +97,7 @@ def main() -> None:
         rows.append(row)
     rows = relative(rows)
     print(as_table(rows))
-    if words.out is not None:
-        words.out.parent.mkdir(parents=True, exist_ok=True)
-        words.out.write_text(json.dumps(rows, indent=2))
+    keep(words.out, rows)
 
 
 if __name__ == "__main__":

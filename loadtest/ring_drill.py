@@ -15,25 +15,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import json
-import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 
-from kvstore.cli.output import as_table
 from kvstore.client import AsyncClient
 from kvstore.env.real import run
 from kvstore.loadtest.generator.options import path_word
 from kvstore.ring import TOKENS
 from loadtest.bench import peers
-from loadtest.drill import keep_logs, shown
+from loadtest.drill import keep_logs
 from loadtest.drills.ring_load import PAUSE_S, RingLoad, Span, rate
 from loadtest.drills.ring_spans import Longest, hand_over_rows, longest_waits, quantile
 from loadtest.drills.ring_stage import PROBLEMS, RingStage, operations_of
@@ -208,7 +204,7 @@ SCENARIOS = {"grow": grow, "kills": kills}
 
 def run_drill(*, course: Course, only: str, out: Path, seed: int) -> bool:
     """Run the drill, print it, and write it. Return False if a safety promise is broken."""
-    report, verdict, began = Report(), Verdict(), time.time()
+    report, verdict = Report(), Verdict()
     with peers.scratch() as folder:
         try:
             with running_cluster(folder, partitions=course.sizes[0], zookeepers=3) as cluster:
@@ -217,13 +213,11 @@ def run_drill(*, course: Course, only: str, out: Path, seed: int) -> bool:
                 run(_play(stage, course, only))
         finally:
             keep_logs(folder, out.parent / "ring-logs")
-            _write(out, report, verdict, began, seed)
-    print(as_table([shown(row) for row in report.rows]))
+            report.write(out, "ring", seed=seed, without_kills=verdict.rows())
+    print(report.table())
     if verdict.moving:
         print(f"\nwithout kills:\n{verdict.text()}\n")
-    print(
-        f"safety: {'kept' if report.is_safe else 'BROKEN'}; figures: {'all met' if report.is_met else 'some too high'}"
-    )
+    print(report.verdict)
     return report.is_safe
 
 
@@ -234,22 +228,6 @@ async def _play(stage: RingStage, course: Course, only: str) -> None:
             print(f"\n{name}", file=sys.stderr, flush=True)
             await scenario(stage, course)
     stage.log(f"{stage.operations} operations in all")
-
-
-def _write(out: Path, report: Report, verdict: Verdict, began: float, seed: int) -> None:
-    """Write the report, also that of an aborted run. The results of other drills stay in the file."""
-    document: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
-    document["ring"] = {
-        "safe": report.is_safe,
-        "met": report.is_met,
-        "seed": seed,
-        "took_s": round(time.time() - began),
-        "machine": {"cores": os.cpu_count(), "load": [round(each, 1) for each in os.getloadavg()]},
-        "without_kills": verdict.rows(),
-        "figures": report.rows,
-    }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(document, indent=2))
 
 
 def main() -> None:

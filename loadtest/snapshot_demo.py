@@ -28,7 +28,6 @@ from loadtest.bench.foreground import writing
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-OFFSETS = range(47_000, 52_000, 100)
 PARTITIONS = (3, 5)
 WARM_S, QUIET_S = 3.0, 10.0
 FEED_RATE, FEED_WARM_S, FEED_S = 500, 10.0, 12.0
@@ -110,7 +109,7 @@ class Demo:
         cluster = LocalCluster(self._directory / name)
         self._clusters.append(cluster)
         with self._timed(f"{name} cluster up: 3 nodes, {partitions} partitions"):
-            peers.up_on_free_ports(cluster, OFFSETS, partitions=partitions)
+            peers.up_on_free_ports(cluster, partitions=partitions)
         return cluster
 
     def _load(self, cluster: LocalCluster, rows: int, tag: str) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 import time
 from collections import Counter
@@ -35,8 +34,8 @@ from kvstore.loadtest.loads import closed_loop
 from loadtest.bench import peers
 from loadtest.bench.transacting import Lost, Ours, pauses
 from loadtest.budget import ATTEMPTS_MAX, SETTLE_S, Counted, status
+from loadtest.figures import keep
 
-OFFSETS = range(43_000, 47_000, 100)
 PARTITIONS, WIDTHS, MANY = 16, (2, 4, 16), 32
 KEYS = 1_000_000
 VALUE = b"x" * 100
@@ -218,24 +217,19 @@ def main() -> None:
     loads = [load for load in LOADS if options.only in load.name]
     if not loads:
         sys.exit(f"transaction budget: no load has {options.only!r} in its name")
-    with peers.scratch() as folder:
-        cluster = Counted(folder / "data")
-        try:
-            peers.up_on_free_ports(cluster, OFFSETS, partitions=PARTITIONS)
+    try:
+        with peers.kvstore(Counted, partitions=PARTITIONS) as (cluster, _):
             time.sleep(SETTLE_S)  # leads go to the nodes that the ring prefers
             budget = TransactionBudget(cluster)
             costs = []
             for load in loads:
                 costs.append(budget.measure(load))
                 print(costs[-1].row(), file=sys.stderr, flush=True)
-        except ConfigError as error:
-            sys.exit(f"transaction budget: {error}")
-        finally:
-            cluster.down()
+    except ConfigError as error:
+        sys.exit(f"transaction budget: {error}")
     rows = [cost.row() for cost in costs]
     print(as_table(rows))
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(rows, indent=2))
+    keep(options.out, rows)
     if over := [cost.load.name for cost in costs if not cost.is_within]:
         sys.exit(f"more entries than a transaction needs: {', '.join(over)}")
 

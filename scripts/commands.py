@@ -18,6 +18,34 @@ Every command of `kvstore` with its options, for people at a terminal. `make ref
 do not edit it here. [The how-to guides](../how-to/index.md) tell when to use which command. Exit codes are 0 (done),
 1 (refused or failed), 2 (wrong usage) and 130 (interrupted). A command with other exit codes lists them.
 """
+ENVIRONMENT = """## Environment
+
+No option takes a password or a token, because every account can read the arguments of processes. Commands read these
+variables; the Python clients read the first two rows. Files with secrets need mode 0600.
+"""
+VARIABLES = (
+    ("`KVSTORE_USER`, and `KVSTORE_PASSWORD_FILE` or `KVSTORE_PASSWORD`", "Login to the cluster"),
+    ("`KVSTORE_TOKEN_FILE` or `KVSTORE_TOKEN`", "Access token, instead of a user and a password"),
+    (
+        "`KVSTORE_TLS_CA`, `KVSTORE_TLS_CERT`, `KVSTORE_TLS_KEY`",
+        "PEM files for a cluster with TLS: its CA, and the certificate and key of the caller",
+    ),
+    (
+        "`KVSTORE_METADATA_USER`, and `KVSTORE_METADATA_PASSWORD_FILE` or `KVSTORE_METADATA_PASSWORD`",
+        "Login to the metadata store",
+    ),
+    (
+        "`KVSTORE_METADATA_AUTH`, `KVSTORE_METADATA_ACL`",
+        "As `auth` and `acl` of [`[metadata]`](configuration.md#metadata)",
+    ),
+    (
+        "`KVSTORE_METADATA_TLS_CA`, `KVSTORE_METADATA_TLS_CERT`, `KVSTORE_METADATA_TLS_KEY`",
+        "PEM files for a metadata store with TLS",
+    ),
+    ("`KVSTORE_SNAPSHOT_KEY_FILE` or `KVSTORE_SNAPSHOT_KEY`", "Key that signs the manifests of snapshots"),
+    ("`KVSTORE_SNAPSHOT_NOTIFY`", "As `--notify` of `kvstore snapshot nightly`"),
+    ("`KVSTORE_JAVA`", "The Java for a local ZooKeeper and for Spark"),
+)
 SHARED_BY = 20
 """Options that at least so many commands have are explained once."""
 OWN = "--help"
@@ -28,7 +56,13 @@ def reference() -> str:
     tree = [(path, command) for path, command in commands(typer.main.get_command(build())) if path]
     counted = Counter(row for path, command in tree for row in rows_of(path, command))
     shared = [row for row, count in counted.items() if count >= SHARED_BY]
-    parts = [HEAD, "Most commands have these options, which are only named below:\n", options(shared)]
+    parts = [
+        HEAD,
+        "Most commands have these options, which are only named below:\n",
+        options(shared),
+        ENVIRONMENT,
+        table(("variable", "description"), VARIABLES),
+    ]
     for path, command in tree:
         rows = rows_of(path, command)
         parts.append(f"{'##' if len(path) == 1 else '###'} kvstore {' '.join(path)}\n\n{paragraphs(command.help)}\n")

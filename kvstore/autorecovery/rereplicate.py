@@ -34,7 +34,7 @@ from kvstore.meta.store import MetadataStore
 from kvstore.meta.underreplication import MarkLock, Underreplication
 from kvstore.types import BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState
 from kvstore.wal.bookies import BookieClients
-from kvstore.wal.choice import BookieChoice, BookieRegistrations
+from kvstore.wal.choice import BookieChoice
 from kvstore.wal.copies.copying import Copying
 from kvstore.wal.copies.pace import CopyPace
 from kvstore.wal.creator import owner_of
@@ -76,7 +76,7 @@ class Rereplicator:
     metadata store cannot be read."""
 
     def __init__(
-        self, env: Env, store: MetadataStore, view: BookieRegistrations, bookies: BookieClient, progress: Progress
+        self, env: Env, store: MetadataStore, view: BookieView, bookies: BookieClient, progress: Progress
     ) -> None:
         self._env, self._view, self._bookies, self._progress = env, view, bookies, progress
         self._ledgers = LedgerStore(store)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Protocol
 
+from kvstore.bookie.authority import MetadataAuthority
 from kvstore.bookie.backpressure import BackpressureGate
 from kvstore.bookie.fencing import WriteVerdict, judge_by_metadata, judge_key_by_metadata, may_deny
 from kvstore.bookie.rate_limited_log import RateLimitedLog
 from kvstore.bookie.statistics import Statistics
 from kvstore.env.ports import Nursery
 from kvstore.errors import Corrupted, MetadataError
-from kvstore.meta.ledger_ids import LedgerIdCount
 from kvstore.proto.bookkeeper import PACKET_MAX
 from kvstore.types import BookieId, LedgerId, LedgerMetadata
 
@@ -29,35 +28,13 @@ AT_ONCE_MAX = 64
 because unauthenticated peers may name any number of ledgers."""
 
 
-class LedgerAuthority(Protocol):
-    """A source of up-to-date ledger metadata from the metadata store."""
-
-    async def metadata(self, ledger: LedgerId) -> LedgerMetadata | None:
-        """Return the ledger's metadata, including everything committed before the call. Return None if the ledger
-        certainly does not exist. Raises MetadataError or Corrupted."""
-        ...
-
-    async def ledgers(self) -> list[LedgerId]:
-        """Return the ids of all ledgers. A ledger created during the call may be missing. Raises MetadataError."""
-        ...
-
-    async def mark_older(self, why: str) -> None:
-        """Record that the metadata store was restored from an older copy, for the reason `why`. Raises
-        MetadataError."""
-        ...
-
-    async def counted(self) -> LedgerIdCount:
-        """Return the range of ledger ids that the metadata store has allocated. Raises MetadataError."""
-        ...
-
-
 class LedgerAdmission:
     """Judges writers by their ledgers' metadata. It reads the metadata of a ledger once, however many adds wait for
     it."""
 
     def __init__(
         self,
-        authority: LedgerAuthority,
+        authority: MetadataAuthority,
         bookie: BookieId,
         nursery: Nursery,
         statistics: Statistics,

@@ -12,7 +12,7 @@ from kvstore.types import LedgerId, LedgerMetadata
 
 
 class MetadataAuthority:
-    """Implements LedgerAuthority in kvstore.bookie.admission with a metadata store."""
+    """The metadata store as the source of the up-to-date metadata of ledgers. All methods raise MetadataError."""
 
     def __init__(self, store: MetadataStore, identity: ClusterIdentity) -> None:
         """`identity` is that of the cluster to which the bookie belongs."""
@@ -22,8 +22,8 @@ class MetadataAuthority:
         self._ids = LedgerIdGenerator(store)
 
     async def metadata(self, ledger: LedgerId) -> LedgerMetadata | None:
-        """Return the ledger's metadata, or None if the ledger does not exist. Syncs first, because a lagging server may
-        not know yet that a ledger is open, or no longer open."""
+        """Return the ledger's metadata, or None if the ledger does not exist. Raises Corrupted. Syncs first, because a
+        lagging server may not know yet that a ledger is open, or no longer open."""
         await self._store.sync(paths.ledger(ledger))
         try:
             found, _ = await self._ledgers.read(ledger)
@@ -40,6 +40,7 @@ class MetadataAuthority:
 
     # docs/protocol.md B29
     async def mark_older(self, why: str) -> None:
+        """Record that the metadata store was restored from an older copy, for the reason `why`."""
         await self._identity.mark_older(why)
 
     # docs/protocol.md B29

@@ -22,8 +22,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from kvstore.bookie.admission import LedgerAuthority
 from kvstore.bookie.age import AGE, age_in
+from kvstore.bookie.authority import MetadataAuthority
 from kvstore.bookie.config import BookieConfig, StorageConfig
 from kvstore.bookie.opening import make_directory
 from kvstore.bookie.small_files import contents, read_file, replace_file
@@ -72,7 +72,7 @@ async def establish(
     cookies: CookieStore,
     instance_id: str,
     *,
-    authority: LedgerAuthority | None = None,
+    authority: MetadataAuthority | None = None,
     others: Sequence[str] = (),
     is_survivor: bool = False,
 ) -> BookieIdentity:
@@ -146,7 +146,7 @@ class _Identification:
         config: BookieConfig,
         cookies: CookieStore,
         instance_id: str,
-        authority: LedgerAuthority | None,
+        authority: MetadataAuthority | None,
         others: Sequence[str],
         *,
         is_survivor: bool,

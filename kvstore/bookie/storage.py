@@ -20,7 +20,8 @@ from functools import partial
 from typing import Any
 
 from kvstore.bookie.adds import Adds, Done
-from kvstore.bookie.admission import LedgerAdmission, LedgerAuthority
+from kvstore.bookie.admission import LedgerAdmission
+from kvstore.bookie.authority import MetadataAuthority
 from kvstore.bookie.backpressure import BackpressureGate
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.digests import HEADER_AND_CRC, Digests, is_crc, lac_proves_itself, proves_itself
@@ -73,7 +74,7 @@ class BookieStorage:
         env: Env,
         config: BookieConfig,
         bookie: BookieId,
-        authority: LedgerAuthority,
+        authority: MetadataAuthority,
         own_ledgers: OwnLedgers | None = None,
         *,
         admission: LedgerAdmission | None = None,

@@ -78,6 +78,19 @@ def _cluster_at(channel: grpc.Channel, wanted: str, address: str, timeout_s: flo
         raise (Unavailable(f"{address}: {found}") if isinstance(found, OutcomeUnknown) else found) from error
 
 
+def wait_until(ask: Callable[[], T | str], unknown: str, *, timeout_s: float) -> T:
+    """Poll until `ask` returns a result instead of a text about what is still missing. `unknown` is that text while no
+    server answers. Raises Unavailable with the text after `timeout_s`; other StoreErrors as OutageTolerance does."""
+    deadline, tolerance = time.monotonic() + timeout_s, OutageTolerance()
+    while True:
+        found = tolerance.poll(ask) or unknown
+        if not isinstance(found, str):
+            return found
+        if time.monotonic() > deadline:
+            raise Unavailable(f"{found} within {timeout_s:g} s")
+        time.sleep(POLL_S)
+
+
 class OutageTolerance:
     """Tolerates unavailable servers while a command waits for the cluster. The cluster continues on its own, and an
     error would look as if the change had failed."""

@@ -61,7 +61,7 @@ def register(app: typer.Typer) -> None:
 
 
 def list_bookies(cluster: ClusterOptions = LOCAL, json: Json = False) -> None:
-    """List all bookies that ever existed: address, zone, state, number of ledgers, free bytes, failed directories.
+    """List all bookies, absent ones too: address, zone, state, number of ledgers, free bytes, failed directories.
 
     Disk figures are shown for bookies that answer within some seconds. While the metadata store is unavailable, servers
     report their last known state, and standard error says how old it is.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvstore.cli.admin import POLL_S, OutageTolerance
+from kvstore.cli.admin import POLL_S, wait_until
 from kvstore.cli.cluster import LOCAL, ClusterOptions, Json
 from kvstore.cli.groups import group_of
 from kvstore.cli.operation import reporting_interrupt
@@ -89,15 +89,13 @@ def _next_move(cluster: ClusterOptions) -> tuple[BalancingMove | None, ClusterRe
 def _wait_until_known(partition: str, leaving: str, cluster: ClusterOptions, *, timeout_s: float) -> None:
     """Return once the cluster status shows the partition without the replica that left, and all its replicas up. Raises
     Unavailable after `timeout_s`."""
-    deadline, tolerance = time.monotonic() + timeout_s, OutageTolerance()
-    while True:
-        report = tolerance.poll(lambda: cluster_report(cluster))
-        for each in report.partitions if report is not None else ():
+
+    def ask() -> bool | str:
+        for each in cluster_report(cluster).partitions:
             holders = {replica.server for replica in each.replicas if replica.is_up}
             if each.id == partition and leaving not in holders and len(holders) == len(each.replicas):
-                return
-        if time.monotonic() > deadline:
-            raise Unavailable(
-                f"no server reported all replicas of {partition} up without {leaving} within {timeout_s:g} s"
-            )
-        time.sleep(POLL_S)
+                return True
+        return unknown
+
+    unknown = f"no server reported all replicas of {partition} up without {leaving}"
+    wait_until(ask, unknown, timeout_s=timeout_s)

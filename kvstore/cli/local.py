@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvstore.cli.cluster import LOCAL, ClusterOptions, DataDir, Json, checked_address, checked_path, tls_of_environment
+from kvstore.cli.admin import ask_admin
+from kvstore.cli.cluster import LOCAL, ClusterOptions, DataDir, Json, checked_address, checked_path
 from kvstore.cli.node.check import Settings, settings_of
 from kvstore.cli.output import as_json, as_table
 from kvstore.cli.own_command import data_dir_option, own_command
-from kvstore.errors import ConfigError
+from kvstore.errors import ConfigError, InvalidRequest
 from kvstore.meta.address import MetadataKind
 from kvstore.ring.hashing import KeyHashName
 from kvstore.wal.config import BookieKind
@@ -51,9 +52,9 @@ def _checked_metadata(text: str | None) -> str | None:
 
 
 def up(
-    nodes: Annotated[int | None, typer.Option(help="Number of nodes; default: 3")] = None,
-    partitions: Annotated[int | None, typer.Option(help="Number of partitions; default: 3")] = None,
-    replicas: Annotated[int | None, typer.Option(help="Replicas of each partition; default: 3")] = None,
+    nodes: Annotated[int | None, typer.Option(help="Number of nodes; default: 3", min=1, max=99)] = None,
+    partitions: Annotated[int | None, typer.Option(help="Number of partitions; default: 3", min=1, max=1024)] = None,
+    replicas: Annotated[int | None, typer.Option(help="Replicas of each partition; default: 3", min=1)] = None,
     data_dir: DataDir = Path("data"),
     port_offset: Annotated[
         int | None, typer.Option(help="Offset added to every port; a new offset moves a cluster that is down")
@@ -231,7 +232,6 @@ def _move_replicas_off(nodes: list[str], cluster: ClusterOptions, timeout_s: flo
     """Move all replicas off the nodes. Return "", or the reason why they cannot be moved. Then no node is draining."""
     from kvstore.cli.operation import reporting_interrupt
     from kvstore.cli.replicas import change_replicas, wait_until_empty
-    from kvstore.errors import InvalidRequest
     from kvstore.proto.admin_pb2 import ChangeReplicasRequest
 
     draining: list[str] = []
@@ -278,38 +278,29 @@ def _address_or_none(node: str, cluster: ClusterOptions) -> str | None:
 
 
 def _serve_again(node: str, cluster: ClusterOptions) -> _Undrained:
-    import grpc
-
-    from kvstore.proto import admin_pb2, admin_pb2_grpc
-    from kvstore.rpc.channels import open_channel
-    from kvstore.rpc.status import from_rpc_error
+    from kvstore.proto.admin_pb2 import UndrainRequest
 
     address = _address_or_none(node, cluster)
     if not address:
         return _Undrained.DOWN
-    with open_channel(address, tls_of_environment()) as channel:
-        try:
-            answer = admin_pb2_grpc.AdminStub(channel).Undrain(admin_pb2.UndrainRequest(), timeout=UNDRAIN_S)
-        except grpc.RpcError as error:
-            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                return _Undrained.OLD
-            raise from_rpc_error(error) from error
+    try:
+        answer = ask_admin(
+            ClusterOptions(server=address),
+            lambda stub, seconds: stub.Undrain(UndrainRequest(), timeout=seconds),
+            UNDRAIN_S,
+        )
+    except InvalidRequest:  # the node does not know the call
+        return _Undrained.OLD
     return _Undrained.SERVES if answer.was_draining else _Undrained.NOT_DRAINING
 
 
 def _drain(address: str, timeout_s: float) -> list[str]:
-    import grpc
+    from kvstore.proto.admin_pb2 import DrainRequest
 
-    from kvstore.proto import admin_pb2, admin_pb2_grpc
-    from kvstore.rpc.channels import open_channel
-    from kvstore.rpc.status import from_rpc_error
-
-    with open_channel(address, tls_of_environment()) as channel:
-        try:
-            request = admin_pb2.DrainRequest(timeout_s=timeout_s)
-            answer = admin_pb2_grpc.AdminStub(channel).Drain(request, timeout=timeout_s + 5)
-        except grpc.RpcError as error:
-            raise from_rpc_error(error) from error
+    request = DrainRequest(timeout_s=timeout_s)
+    answer = ask_admin(
+        ClusterOptions(server=address), lambda stub, seconds: stub.Drain(request, timeout=seconds), timeout_s + 5
+    )
     return list(answer.handed_over)
 
 

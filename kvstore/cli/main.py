@@ -44,6 +44,14 @@ BRANCHES = {
 Heavy imports are inside the commands."""
 
 
+HELP = """A distributed key-value store whose only source of truth is a replicated log.
+
+Start a local cluster with `kvstore up`. Other commands use it, or the cluster that --server HOST:PORT or --metadata
+HOST:PORT/CHROOT names. `kvstore COMMAND --help` describes a command."""
+HELP_COLUMNS_MAX = 120
+"""Maximum width of help on a wider terminal. In 80 columns the lists of commands cut most summaries."""
+
+
 class _Commands(typer.core.TyperGroup):
     """The command tree. A closed output pipe, as in a pipe to `head`, is not an error."""
 
@@ -72,11 +80,11 @@ def build(branches: Iterable[str] = BRANCHES) -> typer.Typer:
     app = typer.Typer(
         name="kvstore",
         cls=_Commands,
-        help="A distributed key-value store whose only source of truth is a replicated log.",
+        help=HELP,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,  # brackets in help texts are literal
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": HELP_COLUMNS_MAX},
     )
     app.callback()(_root)
     for branch in branches:
@@ -108,7 +116,7 @@ def _root(
         bool, typer.Option("--version", help="Print the version", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Each command finds its cluster with --data-dir (default: data), --metadata (or --zookeeper) or --server"""
+    """Options of the command itself. `HELP` is its help."""
 
 
 def main() -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvstore.cli.admin import POLL_S, OutageTolerance, ask_admin
+from kvstore.cli.admin import ask_admin, wait_until
 from kvstore.cli.cluster import LOCAL, ClusterOptions, Json
 from kvstore.cli.groups import group_of
 from kvstore.cli.operation import OperationId, asked_once, reporting_interrupt
@@ -86,23 +85,15 @@ def wait_until_replaced(
 ) -> tuple[admin_pb2.RingStatusResponse, list[str]]:
     """Wait until the newcomer is no longer catching up. Return the ring's status and the holders of the partition's
     replicas. Raises Unavailable after `timeout_s`."""
-    deadline, tolerance = time.monotonic() + timeout_s, OutageTolerance()
 
     def ask() -> tuple[admin_pb2.RingStatusResponse, list[str]] | str:
         answer = ring_status(cluster)
         if any((each.partition, each.newcomer) == (partition, newcomer) for each in answer.replacing):
-            return f"the replica of {partition} on {newcomer} has not caught up"
+            return f"the move continues: the replica of {partition} on {newcomer} has not caught up"
         return answer, replicas_of(partition, cluster)
 
-    while True:
-        found = (
-            tolerance.poll(ask) or f"no server reports whether the replica of {partition} on {newcomer} has caught up"
-        )
-        if not isinstance(found, str):
-            return found
-        if time.monotonic() > deadline:
-            raise Unavailable(f"{found} within {timeout_s:g} s; the move continues")
-        time.sleep(POLL_S)
+    unknown = f"the move continues: no server reports whether the replica of {partition} on {newcomer} has caught up"
+    return wait_until(ask, unknown, timeout_s=timeout_s)
 
 
 def replicas_of(partition: str, cluster: ClusterOptions) -> list[str]:
@@ -119,18 +110,9 @@ def _ring(cluster: ClusterOptions) -> admin_pb2.RingResponse:
 
 def wait_until_empty(node: str, cluster: ClusterOptions, *, timeout_s: float) -> None:
     """Return when the ring places no replica on the node. Raises Unavailable after `timeout_s`."""
-    deadline, tolerance = time.monotonic() + timeout_s, OutageTolerance()
-    while True:
-        found = tolerance.poll(lambda: _ring(cluster))
-        left = None if found is None else [each.id for each in found.partitions if node in each.replicas]
-        if left is not None and not left:
-            return
-        if time.monotonic() > deadline:
-            if left is None:
-                raise Unavailable(
-                    f"no server reports whether {node} still has replicas after {timeout_s:g} s; the drain continues"
-                )
-            raise Unavailable(
-                f"{node} still has replicas of {', '.join(left)} after {timeout_s:g} s; the drain continues"
-            )
-        time.sleep(POLL_S)
+
+    def ask() -> bool | str:
+        left = [each.id for each in _ring(cluster).partitions if node in each.replicas]
+        return f"the drain continues: {node} did not lose its replicas of {', '.join(left)}" if left else True
+
+    wait_until(ask, f"the drain continues: no server reports whether {node} lost its replicas", timeout_s=timeout_s)

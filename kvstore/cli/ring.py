@@ -113,8 +113,9 @@ def locate(
     json: Json = False,
 ) -> None:
     """Show the token, the partition and the leader of a key"""
+    from kvstore.client.core.operations import check
 
-    name = key.encode("utf-8", "surrogateescape")
+    name, _ = check(key.encode("utf-8", "surrogateescape"))
 
     def ask(stub: AdminStub, timeout_s: float) -> dict[str, Any]:
         from kvstore.proto.admin_pb2 import RingRequest

@@ -68,23 +68,24 @@ def need_spark(*modules: str) -> None:
 
 
 def cluster_of(cluster: ClusterOptions) -> tuple[ClientConfig, str]:
-    """Return the client configuration and the instance id of the cluster. Raises ConfigError, Unavailable."""
+    """Return the client configuration and the instance id of the cluster, as a server reports it. So the user needs no
+    right for it, and this machine need not reach the metadata store. Raises ConfigError, Unavailable."""
     from kvstore.cli.endpoints import config_of
     from kvstore.client import Client
     from kvstore.meta import paths
 
-    async def instance(tools: Tools) -> str:
+    async def stored(tools: Tools) -> str:  # by servers that do not report the id
         return (await tools.store.get(paths.INSTANCE_ID))[0].decode()
 
     config = config_of(cluster, TIMEOUT_S)
     try:
-        with Client(replace(config, timeout_s=FIND_S)):
-            pass
+        with Client(replace(config, timeout_s=FIND_S)) as client:
+            instance = client.cluster.id()
     except StoreError as error:
         raise Unavailable(
             f"no server of the cluster answers at {', '.join(config.endpoints)} ({error}); check `kvstore status`"
         ) from None
-    return config, with_tools(cluster, instance)
+    return config, instance or with_tools(cluster, stored)
 
 
 def base_or_none(

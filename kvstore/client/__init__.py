@@ -15,6 +15,7 @@ from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.values import Deleted, Item, Level, Meta, Page, Replaced, Token
 from kvstore.client.core.watching import Change
 from kvstore.client.feed import FeedReader, PartitionFeed
+from kvstore.rpc.login import Login
 
 __all__ = [
     "AsyncClient",
@@ -32,6 +33,7 @@ __all__ = [
     "Item",
     "Layout",
     "Level",
+    "Login",
     "Meta",
     "Page",
     "PartitionFeed",

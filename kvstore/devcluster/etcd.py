@@ -18,12 +18,17 @@ from pathlib import Path
 
 import psutil
 
-from kvstore.devcluster.store_process import StoreProcess, found_or_none, process_with_or_none, record_or_kill
+from kvstore.devcluster.store_process import (
+    StoreProcess,
+    found_or_none,
+    launched,
+    process_with_or_none,
+    ready_or_killed,
+)
 from kvstore.devcluster.zookeeper import free_ports
-from kvstore.env.files.private import PRIVATE_UMASK, private_folder, private_opener
+from kvstore.env.files.private import private_folder
 from kvstore.errors import ConfigError
 from kvstore.extras import install_hint
-from kvstore.rpc.login import without_login
 
 VERSION_MIN = (3, 4)
 """The driver needs fragmented watch responses and comparisons of leases."""
@@ -38,6 +43,7 @@ class EtcdProcess(StoreProcess):
 
     program = "etcd"
     logs = ("etcd.out",)
+    log_mode = "ab"
     command: Sequence[str] = ()
     """The command that started it, if this process did."""
 
@@ -71,9 +77,8 @@ def start_standalone(
     private_folder(directory)
     private_folder(directory / "data")
     client, peer = (port, port + 1) if port else free_ports(2)
-    return _ready_or_killed(
-        _spawn(directory, f"{_HOST}:{client}", f"{_HOST}:{peer}", detached=detached, settings=settings)
-    )
+    process = _spawn(directory, f"{_HOST}:{client}", f"{_HOST}:{peer}", detached=detached, settings=settings)
+    return ready_or_killed([process])[0]
 
 
 def start_ensemble(directory: Path, size: int = 3) -> list[EtcdProcess]:
@@ -94,7 +99,7 @@ def start_ensemble(directory: Path, size: int = 3) -> list[EtcdProcess]:
 
 def restart(process: EtcdProcess) -> EtcdProcess:
     """Start the server of `process` again. This process must have started it, and it must have ended."""
-    return _ready_or_killed(_launch(process.directory, process.address, process.command, detached=False))
+    return ready_or_killed([_launch(process.directory, process.address, process.command, detached=False)])[0]
 
 
 def find_running(directory: Path) -> EtcdProcess | None:
@@ -134,15 +139,6 @@ def find_etcd() -> Path:
     return Path(found)
 
 
-def _ready_or_killed(process: EtcdProcess) -> EtcdProcess:
-    try:
-        process.wait_ready()
-    except BaseException:
-        process.kill()
-        raise
-    return process
-
-
 def _spawn(directory: Path, address: str, peer: str, *, detached: bool, settings: Sequence[str] = ()) -> EtcdProcess:
     clients = f"{'https' if '--cert-file' in settings else 'http'}://{address}"
     command = [
@@ -155,19 +151,6 @@ def _spawn(directory: Path, address: str, peer: str, *, detached: bool, settings
 
 
 def _launch(directory: Path, address: str, command: Sequence[str], *, detached: bool) -> EtcdProcess:
-    with open(directory / "etcd.out", "ab", opener=private_opener) as output:
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            cwd=directory,
-            start_new_session=detached,
-            umask=PRIVATE_UMASK,
-            env=without_login(os.environ),
-        )
-    child.returncode = 0  # we watch the pid ourselves; silences subprocess's warning
-    process = EtcdProcess(directory, address, child.pid)
+    process = launched(EtcdProcess, directory, address, command, detached=detached, environ=os.environ)
     process.command = command
-    record_or_kill(process)
     return process

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 import uuid
@@ -27,12 +26,12 @@ from kvstore.devcluster.layout import ClusterFile, NodePlace, UpOptions
 from kvstore.devcluster.pages import http_ok, is_login_rejected, python_of, refusal, unsettled
 from kvstore.devcluster.ports import is_free, taken_message
 from kvstore.devcluster.probe import keys_to_ask, probe
-from kvstore.devcluster.processes import LOADING_S, arguments_of, has_threads, is_alive, names_place
+from kvstore.devcluster.processes import LOADING_S, arguments_of, has_threads, is_alive, names_place, spawn
 from kvstore.devcluster.record import ClusterRecord, Progress, replace_file
 from kvstore.devcluster.secure_folder import ADMIN, SecureFolder
 from kvstore.devcluster.settings import with_settings
 from kvstore.devcluster.store_process import START_TIMEOUT_S, StoreProcess
-from kvstore.env.files.private import PRIVATE_UMASK, private_folder, private_opener
+from kvstore.env.files.private import private_folder
 from kvstore.env.secret import make_secret, read_secret
 from kvstore.errors import ConfigError, MetadataUnavailable, Unavailable
 from kvstore.meta import paths
@@ -46,7 +45,6 @@ from kvstore.meta.zookeeper.acls import close_root
 from kvstore.places import local_path
 from kvstore.ring.hashing import hash_named
 from kvstore.ring.ring import Ring
-from kvstore.rpc.login import without_login
 from kvstore.server.cluster import bootstrap
 from kvstore.server.cluster.rising import lasts
 from kvstore.types import PartitionId, ServerId
@@ -89,7 +87,10 @@ class LocalCluster:
         """Return the cluster's record. Raises ConfigError if there is no cluster here."""
         found = self._record.load_or_none()
         if found is None:
-            raise ConfigError(f"no cluster in {self.data_dir}; start one with `kvstore up --data-dir {self.data_dir}`")
+            raise ConfigError(
+                f"no cluster in {self.data_dir}; start one with `kvstore up --data-dir {self.data_dir}`, or name one "
+                "with --server or --metadata"
+            )
         return found
 
     def up(self, wish: UpOptions) -> ClusterFile:
@@ -241,18 +242,7 @@ class LocalCluster:
         path = logs / f"{name}.out"
         if path.exists() and path.stat().st_size > OUTPUT_BYTES_MAX:
             path.rename(path.with_suffix(".out.1"))
-        with open(path, "ab", opener=private_opener) as output:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                umask=PRIVATE_UMASK,
-                env=without_login(os.environ),
-            )
-        process.returncode = 0  # we watch the pid ourselves; silences subprocess's warning
-        return process.pid
+        return spawn(command, path)
 
     def _start(self, cluster: ClusterFile) -> Ring:
         self._record.save(cluster)

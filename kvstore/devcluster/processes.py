@@ -1,15 +1,19 @@
-"""Checks processes of a local cluster: if one lives, by its pid, and which files its arguments name."""
+"""The processes of a local cluster: starts them, and checks if one lives and which files its arguments name."""
 
 from __future__ import annotations
 
 import os
+import subprocess
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
+from kvstore.env.files.private import PRIVATE_UMASK, private_opener
 from kvstore.places import is_same_place
+from kvstore.rpc.login import without_login
 
 LOADING_S = 5.0
 """Maximum seconds to wait for the arguments of a process that is loading its program."""
@@ -50,3 +54,29 @@ def place_of(process: psutil.Process, word: str) -> Path:
 def names_place(process: psutil.Process, word: str, place: str) -> bool:
     """Return True if an argument of the process names this place, by any path to it. Raises psutil.Error."""
     return word == place or is_same_place(place_of(process, word), place)
+
+
+def spawn(
+    command: Sequence[str],
+    output: Path,
+    mode: str = "ab",
+    *,
+    directory: Path | None = None,
+    detached: bool = True,
+    environ: Mapping[str, str] = os.environ,
+) -> int:
+    """Start a process, and return its pid. Its output goes to a private file, opened with this mode. It gets no login
+    from the environment. A `detached` process survives signals to this process's group."""
+    with open(output, mode, opener=private_opener) as file:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            cwd=directory,
+            start_new_session=detached,
+            umask=PRIVATE_UMASK,
+            env=without_login(environ),
+        )
+    process.returncode = 0  # its pid is watched instead; silences subprocess's warning
+    return process.pid

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import psutil
 
-from kvstore.devcluster.processes import arguments_of, is_alive
+from kvstore.devcluster.processes import arguments_of, is_alive, spawn
 from kvstore.devcluster.record import replace_file
 from kvstore.errors import Unavailable
 from kvstore.places import is_same_place
@@ -31,7 +31,8 @@ class StoreProcess:
     program = ""
     """The program's name for people; in lower case the name of its files."""
     logs: tuple[str, ...] = ()
-    """The files of its log and output."""
+    """The files of its log and output; the last one is that of its output."""
+    log_mode = "wb"
 
     def __init__(self, directory: Path, address: str, pid: int) -> None:
         self.directory, self.address, self.pid = directory, address, pid
@@ -111,19 +112,46 @@ class StoreProcess:
         )
 
 
+Server = TypeVar("Server", bound=StoreProcess)
+
+
 def pid_file(directory: Path, program: str) -> Path:
     """Return the file that records the pid and address of a directory's server."""
     return directory / f"{program.lower()}.pid"
 
 
-def record_or_kill(process: StoreProcess) -> None:
-    """Write that file atomically. If it cannot be written, for example on a full disk, kill the server, because each
-    further start would leave another unknown one."""
+def launched(
+    kind: type[Server],
+    directory: Path,
+    address: str,
+    command: Sequence[str],
+    *,
+    detached: bool,
+    environ: Mapping[str, str],
+) -> Server:
+    """Start a server, and record its pid and address in its directory. If they cannot be recorded, for example on a
+    full disk, kill the server, because each further start would leave another unknown one."""
+    output = directory / kind.logs[-1]
+    pid = spawn(command, output, kind.log_mode, directory=directory, detached=detached, environ=environ)
+    process = kind(directory, address, pid)
     try:
-        replace_file(pid_file(process.directory, process.program), f"{process.pid} {process.address}\n")
+        replace_file(pid_file(directory, kind.program), f"{process.pid} {address}\n")
     except BaseException:
         process.kill()
         raise
+    return process
+
+
+def ready_or_killed(processes: list[Server]) -> list[Server]:
+    """Return the processes once all of them serve. If one does not, kill all. Raises Unavailable."""
+    try:
+        for process in processes:
+            process.wait_ready()
+    except BaseException:
+        for process in processes:
+            process.kill()
+        raise
+    return processes
 
 
 def process_with_or_none(*words: str) -> tuple[int, list[str]] | None:
@@ -149,9 +177,6 @@ def recorded_or_none(directory: Path, program: str) -> tuple[int, str] | None:
         return int(pid), address
     except (FileNotFoundError, ValueError):
         return None
-
-
-Server = TypeVar("Server", bound=StoreProcess)
 
 
 def found_or_none(

@@ -15,7 +15,6 @@ import random
 import re
 import shutil
 import socket
-import subprocess
 import sys
 import tarfile
 import tempfile
@@ -27,15 +26,15 @@ from xml.sax.saxutils import escape
 from kvstore.devcluster.store_process import (
     StoreProcess,
     found_or_none,
+    launched,
     process_with_or_none,
-    record_or_kill,
+    ready_or_killed,
 )
-from kvstore.env.files.private import PRIVATE_UMASK, private_folder, private_opener, write_private
+from kvstore.env.files.private import private_folder, write_private
 from kvstore.env.java import find_java
 from kvstore.errors import ConfigError, Unavailable
 from kvstore.extras import install_hint
 from kvstore.places import is_same_place
-from kvstore.rpc.login import without_login
 
 VERSION_MIN = (3, 9, 5)
 """Earlier versions lose committed data, or skip the check of TLS host names."""
@@ -122,7 +121,7 @@ def start_standalone(
     """
     directory = directory.resolve()
     process = _launch(directory, _HOST, port or free_port(), settings, detached=detached, environ=environ)
-    return _ready_or_killed([process])[0]
+    return ready_or_killed([process])[0]
 
 
 def start_ensemble(
@@ -139,7 +138,7 @@ def start_ensemble(
         private_folder(folder / "data")
         write_private(folder / "data" / "myid", b"%d\n" % (i + 1))
         processes.append(_launch(folder, _HOST, ports[3 * i], members, detached=False, environ=environ))
-    return _ready_or_killed(processes)
+    return ready_or_killed(processes)
 
 
 def restart(process: ZooKeeperProcess, *, environ: Mapping[str, str] = os.environ) -> ZooKeeperProcess:
@@ -162,17 +161,6 @@ def _unrecorded_or_none(directory: Path) -> tuple[int, str] | None:
     port = re.search(r"^clientPort=(\d+)$", text, re.MULTILINE)
     found = process_with_or_none(_MAIN, str(directory / "zoo.cfg"))  # not an editor of that file
     return None if port is None or found is None else (found[0], f"{_HOST}:{port[1]}")
-
-
-def _ready_or_killed(processes: list[ZooKeeperProcess]) -> list[ZooKeeperProcess]:
-    try:
-        for process in processes:
-            process.wait_ready()
-    except BaseException:
-        for process in processes:
-            process.kill()
-        raise
-    return processes
 
 
 def _launch(
@@ -200,21 +188,8 @@ def _spawn(directory: Path, address: str, *, detached: bool, environ: Mapping[st
         *("-cp", os.pathsep.join(map(str, classpath(jars_folder())))),
         *(_MAIN, str(directory / "zoo.cfg")),
     ]
-    with open(directory / "zookeeper.out", "wb", opener=private_opener) as output:
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            cwd=directory,
-            start_new_session=detached,
-            umask=PRIVATE_UMASK,
-            env={**without_login(environ), "LC_ALL": "C.UTF-8"},  # tells Java the encoding of file names
-        )
-    child.returncode = 0  # we watch the pid ourselves; silences subprocess's warning
-    process = ZooKeeperProcess(directory, address, child.pid)
-    record_or_kill(process)
-    return process
+    environ = {**environ, "LC_ALL": "C.UTF-8"}  # tells Java the encoding of file names
+    return launched(ZooKeeperProcess, directory, address, command, detached=detached, environ=environ)
 
 
 def jars_folder() -> Path:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from errno import EINVAL
 from pathlib import Path
 
-from kvstore.env.tls import Tls
+from kvstore.env.tls import Tls, usable
 
 log = logging.getLogger(__name__)
 
@@ -131,11 +131,12 @@ class Certificates:
 
 class CallingContext:
     """A client's TLS context, made from its files as they are at each call. While new files cannot be used, the old
-    ones stay in use. Raises OSError if the first files cannot be used."""
+    ones stay in use. Raises ConfigError if the first files cannot be used."""
 
     def __init__(self, tls: Tls) -> None:
         self._tls, self._stamp = tls, _stamps_of(tls)
-        self._context = tls.client_context()
+        with usable():
+            self._context = tls.client_context()
 
     def newest(self) -> ssl.SSLContext:
         """Return the context, re-reading the files if they have changed. Errors in the files are logged."""

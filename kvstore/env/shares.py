@@ -9,7 +9,8 @@ networks, so that a client or a health probe from an unknown network gets in, wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Generic, TypeVar
 
 from kvstore.env.networks import KnownNetworks
@@ -18,6 +19,31 @@ T = TypeVar("T")
 
 UNKNOWN_SHARE = 8
 """Unknown networks have one slot out of this many, and at least one."""
+
+
+def may_take(owned: int, free: int) -> bool:
+    """Return True if an owner may have `owned` of a limit of which `free` is then left.
+
+    An owner may use no more of a limit than it leaves free. So one user or network takes half of it, the next one a
+    quarter, and another one always finds some. This is for requests that would lose work if they were displaced.
+    """
+    return owned <= free
+
+
+def may_take_slot(owned: int, free: int) -> bool:
+    """Return True if an owner that has `owned` slots may take another one while `free` are left, as `may_take`
+    decides. An owner without slots may take the last one."""
+    return free > 0 and (not owned or may_take(owned + 1, free - 1))
+
+
+def largest_of_largest(held: Iterable[tuple[T, str, int]]) -> T:
+    """Return the largest holder of the network that holds the most, from (holder, network, size) of at least one
+    holder. So many small holders of one network give way before a larger one of another network."""
+    of_network: Counter[str] = Counter()
+    holders = list(held)
+    for _, network, size in holders:
+        of_network[network] += size
+    return max(holders, key=lambda each: (of_network[each[1]], each[1], each[2]))[0]
 
 
 class _Levels(Generic[T]):

@@ -11,6 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from kvstore.env.files.private import check_private, read_private
+from kvstore.errors import ConfigError
 from kvstore.ranges import WrongSettings
 
 CIPHERS_1_2 = "@SECLEVEL=2:ECDHE+AESGCM:ECDHE+CHACHA20"
@@ -111,3 +112,12 @@ def _named(*files: Path | None) -> Iterator[None]:
     except OSError as error:
         reason = f"not a certificate or key in PEM form: {error}" if isinstance(error, ssl.SSLError) else error.strerror
         raise OSError(error.errno, reason, " and ".join(map(str, files))) from error
+
+
+@contextmanager
+def usable() -> Iterator[None]:
+    """Raise ConfigError instead of the OSError of files that a client cannot use."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"expected certificate and key files that can be read, got {error}") from error

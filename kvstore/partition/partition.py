@@ -55,8 +55,9 @@ from kvstore.partition.versioning import Versioning
 from kvstore.ring import Rings
 from kvstore.types import LedgerMetadata, PartitionId, Seq, ServerId
 from kvstore.wal.lists import LedgerLists
+from kvstore.wal.log import PartitionLogs
 from kvstore.wal.pins import Pins
-from kvstore.wal.ports import ListedLedger, Logs
+from kvstore.wal.ports import ListedLedger
 
 CHECK_S = 1.0
 """Seconds between two checks for other replicas, by a replica that has just started."""
@@ -73,7 +74,7 @@ class Partition:
         partition: PartitionId,
         server: ServerId,
         store: MetadataStore,
-        logs: Logs,
+        logs: PartitionLogs,
         peers: Peers,
         engine: Engine,
         replicas: Callable[[], tuple[ServerId, ...]],

@@ -233,6 +233,69 @@ class SlowOperation(_message.Message):
 Global___SlowOperation: _TypeAlias = SlowOperation  # noqa: Y015
 
 @_typing.final
+class AuditReport(_message.Message):
+    """The last entries of the audit log of one node, as the dashboards of the other nodes show them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditEntry]:
+        """The oldest first."""
+
+    def __init__(
+        self,
+        *,
+        entries: _abc.Iterable[Global___AuditEntry] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditReport: _TypeAlias = AuditReport  # noqa: Y015
+
+@_typing.final
+class AuditEntry(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATE_MS_FIELD_NUMBER: _builtins.int
+    WHO_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    CALL_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    date_ms: _builtins.int
+    who: _builtins.str
+    """`-` if the caller has not authenticated."""
+    address: _builtins.str
+    call: _builtins.str
+    arguments: _builtins.str
+    outcome: _builtins.str
+    """`BEGUN`, `OK`, or the reason of the error."""
+    why: _builtins.str
+    def __init__(
+        self,
+        *,
+        date_ms: _builtins.int = ...,
+        who: _builtins.str = ...,
+        address: _builtins.str = ...,
+        call: _builtins.str = ...,
+        arguments: _builtins.str = ...,
+        outcome: _builtins.str = ...,
+        why: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "arguments", b"arguments", "call", b"call", "date_ms", b"date_ms", "outcome", b"outcome", "who", b"who", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditEntry: _TypeAlias = AuditEntry  # noqa: Y015
+
+@_typing.final
 class ProfileRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

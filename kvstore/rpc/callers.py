@@ -8,6 +8,8 @@ from contextvars import ContextVar
 from typing import Any
 from urllib.parse import unquote
 
+from kvstore.env.networks import address_of
+
 _caller: ContextVar[str | None] = ContextVar("caller", default=None)
 
 
@@ -22,3 +24,9 @@ def caller_of(context: Any = None) -> str:
     """Return the address of the client in gRPC's form, for example `ipv4:10.0.0.9:51112` or `ipv6:[::1]:51112`. If
     the call was not recorded, return the peer address of `context`, or `?` without a context."""
     return _caller.get() or ("?" if context is None else unquote(context.peer()))
+
+
+def owner_of(user: str, context: Any) -> str:
+    """Return whose share of a limit the current call uses: that of its user, or that of the client's network if the
+    user is empty because access control is off."""
+    return user or address_of(caller_of(context))

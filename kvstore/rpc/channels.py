@@ -12,7 +12,7 @@ import grpc
 
 from kvstore.env.dns.names import LOOKUP_S
 from kvstore.env.networks import is_loopback
-from kvstore.env.tls import Tls
+from kvstore.env.tls import Tls, usable
 from kvstore.rpc.login import LoggedInChannel, Login, login_of_environment
 from kvstore.rpc.targets import NamedChannel, Options, needs_lookup, places_of, target_of
 
@@ -87,9 +87,9 @@ def paging() -> Options:
 
 def open_channel(address: str, tls: Tls | None, more: Options = (), login: Login | None = None) -> grpc.Channel:
     """Open a channel for a blocking client. Its calls carry `login`, or the login from the environment if `login` is
-    None. The server's name is resolved by the first call, not here. Raises ConfigError, and OSError if a TLS file
-    cannot be read."""
-    credentials = None if tls is None else grpc.ssl_channel_credentials(*tls.contents())
+    None. The server's name is resolved by the first call, not here. Raises ConfigError, also if a TLS file cannot be
+    read."""
+    credentials = _credentials(tls)
     login = login or login_of_environment()
 
     def opens(places: Sequence[str]) -> grpc.Channel:
@@ -104,8 +104,8 @@ def aio_opener(
 ) -> Callable[[float], Awaitable[grpc.aio.Channel]]:
     """Return a function that resolves the server's name and opens an asyncio channel. The function takes the maximum
     time of the lookup in seconds, and raises OSError if the name has no address. `aio_opener` itself raises
-    ConfigError, and OSError if a TLS file cannot be read."""
-    credentials = None if tls is None else grpc.ssl_channel_credentials(*tls.contents())
+    ConfigError, also if a TLS file cannot be read."""
+    credentials = _credentials(tls)
     login = login or login_of_environment()
 
     async def opens(timeout_s: float) -> grpc.aio.Channel:
@@ -113,6 +113,13 @@ def aio_opener(
         return cast("grpc.aio.Channel", _logged_in(channel, login, address, tls))
 
     return opens
+
+
+def _credentials(tls: Tls | None) -> grpc.ChannelCredentials | None:
+    if tls is None:
+        return None
+    with usable():
+        return grpc.ssl_channel_credentials(*tls.contents())
 
 
 def _logged_in(channel: Any, login: Login | None, address: str, tls: Tls | None) -> Any:

@@ -33,6 +33,12 @@ class Login:
     user: str
     """The user's name. Empty for a token, because the token identifies the user."""
     password: bytes = field(repr=False)
+    """The password, or the token."""
+
+    def __post_init__(self) -> None:
+        found: object = self.password
+        if not isinstance(found, bytes):
+            raise ValueError(f"expected the password to be bytes, got {type(found).__name__}")
 
     @property
     def header(self) -> str:

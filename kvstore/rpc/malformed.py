@@ -76,8 +76,7 @@ def _guarded(handler: Any, calls: ServerCalls, passage: Passage) -> Any:
             response_streaming=True, unary_unary=None, unary_stream=None, stream_stream=_open(handler, calls, passage)
         )
     if handler.response_streaming:
-        kind = _generating if inspect.isasyncgenfunction(handler.unary_stream) else _lasting
-        return parsing._replace(unary_stream=None, stream_stream=kind(handler.unary_stream, calls, passage))
+        return parsing._replace(unary_stream=None, stream_stream=_lasting(handler.unary_stream, calls, passage))
     return parsing._replace(unary_unary=None, stream_unary=_unary(handler.unary_unary, calls, passage))
 
 
@@ -107,7 +106,7 @@ def _unary(behaviour: Behaviour, calls: ServerCalls, passage: Passage) -> Behavi
 
 
 def _lasting(behaviour: Behaviour, calls: ServerCalls, passage: Passage) -> Behaviour:
-    """Wrap a method that sends answers for as long as its client wants."""
+    """Wrap a method that writes answers for as long as its client wants."""
 
     async def answer(_: Any, context: Any) -> Any:
         address = await calls.begin(context)
@@ -134,20 +133,6 @@ def _open(handler: Any, calls: ServerCalls, passage: Passage) -> Behaviour:
                 if lasts:
                     return await handler.unary_stream(request, context)
                 await context.write(await handler.unary_unary(request, context))
-        finally:
-            calls.end(address)
-
-    return answer
-
-
-def _generating(behaviour: Behaviour, calls: ServerCalls, passage: Passage) -> Behaviour:
-    async def answer(_: Any, context: Any) -> AsyncIterator[Any]:
-        address = await calls.begin(context)
-        try:
-            request = await _request(context, calls, address)
-            async with passage.lasting(request, context), aclosing(behaviour(request, context)) as answers:
-                async for each in answers:
-                    yield each
         finally:
             calls.end(address)
 

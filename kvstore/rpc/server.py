@@ -7,20 +7,17 @@ from typing import cast
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
-from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
-from grpc_reflection.v1alpha import reflection_pb2_grpc as alpha_grpc
 
 from kvstore.env.certificates import Certificates
 from kvstore.env.networks import KnownNetworks
 from kvstore.env.tls import Tls
-from kvstore.proto import reflection_pb2_grpc
 from kvstore.rpc.channels import CONCURRENT_CALLS_MAX, CONNECTIONS_MAX, server_options
 from kvstore.rpc.front import HOST, Front
 from kvstore.rpc.gate import Gate
 from kvstore.rpc.handshakes import Handshakes
 from kvstore.rpc.health import SERVICE, Health
 from kvstore.rpc.malformed import Guarded
-from kvstore.rpc.reflection import SERVICE_NAME, Reflection
+from kvstore.rpc.reflection import add_reflection
 
 Register = Callable[[grpc.aio.Server], None]
 
@@ -73,10 +70,7 @@ class GrpcServer:
         for add in self._register:  # first, because gRPC asks the services in this order for each call
             add(guarded)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, guarded)
-        names = (*self._services, SERVICE, reflection.SERVICE_NAME, SERVICE_NAME)
-        older = reflection.aio.ReflectionServicer(names)
-        alpha_grpc.add_ServerReflectionServicer_to_server(older, guarded)
-        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(Reflection(older), guarded)
+        add_reflection((*self._services, SERVICE), guarded)
         return server
 
     async def _bind(self, server: grpc.aio.Server, address: str, tls: Tls | Certificates | None) -> int:

@@ -43,12 +43,13 @@ from kvstore.server.cluster.ring_store import RingStore
 from kvstore.server.cluster.topology import Member
 from kvstore.server.cluster.version_follower import VersionFollower
 from kvstore.server.config import NodeConfig, Role
+from kvstore.server.engines import Engines
 from kvstore.server.feed.end import latest_of
 from kvstore.server.feed.feeds import Feeds
 from kvstore.server.grpc.ring_admin import RingAdmin
 from kvstore.server.grpc.session import Sessions
 from kvstore.server.grpc.stream import SessionStreams
-from kvstore.server.hosting import EngineStore, Hosting
+from kvstore.server.hosting import Hosting
 from kvstore.server.ledger_passwords import made_with, password_of
 from kvstore.server.load.sampler import LOADS, LoadSampler
 from kvstore.server.namespaces.follow import NamespaceFollower
@@ -90,7 +91,7 @@ async def serve(
     env: Env,
     store: MetadataStore,
     secret: ClusterSecret,
-    engines: EngineStore,
+    engines: Engines,
     open_listeners: Callable[[Node, AsyncExitStack], Awaitable[None]] | None = None,
     can: int = versions.LATEST,
 ) -> AsyncIterator[Node]:
@@ -403,7 +404,7 @@ async def _follow_namespaces(node: Node, stack: AsyncExitStack) -> None:
     await follower.open()
 
 
-def _make_hosting(node: Node, stack: AsyncExitStack, logs: PartitionLogs, engines: EngineStore) -> None:
+def _make_hosting(node: Node, stack: AsyncExitStack, logs: PartitionLogs, engines: Engines) -> None:
     """Create the hosting of replicas and its reports before a listener can query them."""
     node.hosting = Hosting(
         node.env,

@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from kvstore import versions
 from kvstore.env import Env
@@ -24,10 +24,11 @@ from kvstore.partition.state.engine import Engine
 from kvstore.partition.state.state import ReplicaState
 from kvstore.ring import Ring, Rings, codec
 from kvstore.server.cluster.membership import Membership
+from kvstore.server.engines import Engines
 from kvstore.server.routing.dispatch import Dispatcher
 from kvstore.server.routing.transactions import RoutedParticipants
 from kvstore.types import PartitionId, ServerId
-from kvstore.wal.ports import Logs
+from kvstore.wal.log import PartitionLogs
 
 log = logging.getLogger(__name__)
 
@@ -43,25 +44,6 @@ START_PAUSE_S = 0.03
 ms."""
 
 
-class EngineStore(Protocol):
-    """The states of the replicas on this server's disk. Engines implements it."""
-
-    def open(self, partition: PartitionId, /) -> Engine:
-        """Open the partition's state, or the state that was retired last."""
-
-    def retire(self, partition: PartitionId, /) -> None:
-        """Set aside everything of a replica that has left this server."""
-
-    def age_retired(self, seconds: int, keep_s: float, /) -> None:
-        """Age the retired states by `seconds` and remove those of at least `keep_s`."""
-
-    def set_damaged_aside(self, partition: PartitionId, /) -> None:
-        """Set aside a damaged state."""
-
-    def find(self) -> list[PartitionId]:
-        """Return the partitions that have a state here which is not retired."""
-
-
 class Hosting:
     """The replicas of one server, from `start` to `stop`. `stop` hands over all leaderships."""
 
@@ -73,9 +55,9 @@ class Hosting:
         store: MetadataStore,
         membership: Membership,
         dispatcher: Dispatcher,
-        logs: Logs,
+        logs: PartitionLogs,
         peers: Peers,
-        engines: EngineStore,
+        engines: Engines,
         rings: Rings,
         keep_s: float,
         known_versions: versions.Versions,

@@ -56,7 +56,16 @@ from kvstore.server.tracing.open import backend_of_calls, traced_pages
 from kvstore.server.ui.dashboard import Dashboard
 from kvstore.server.ui.details import DetailPages, NodeDetails
 from kvstore.server.ui.key_pages import KeyPages
-from kvstore.server.ui.local import CLIENTS, ROWS_MAX, TRANSACTIONS, clients_report, oldest_of
+from kvstore.server.ui.local import (
+    AUDIT,
+    CLIENTS,
+    ROWS_MAX,
+    SLOW,
+    TRANSACTIONS,
+    audit_report,
+    clients_report,
+    oldest_of,
+)
 from kvstore.server.ui.pages import Pages
 from kvstore.types import PartitionId
 
@@ -372,8 +381,6 @@ def _dashboard(node: Node, store: Store, pins: PinKeeper, pages: Pages, authenti
         pins=pins.listed,
         access=AccessAdmin(store, node.access, clock.date_ms, clock.passed_ms).read,
         snapshots=partial(all_snapshots, store),
-        slow=partial(slow_report, node.env.slow),
-        audited=lambda: [*node.audit.recent],
     )
     node.surveyor.details = {
         TRANSACTIONS: lambda: oldest_of(transactions.standing()),
@@ -381,6 +388,8 @@ def _dashboard(node: Node, store: Store, pins: PinKeeper, pages: Pages, authenti
             node.resp.shown_clients(ROWS_MAX + 1),
             {**node.resp.statistics(), **node.streams.statistics(), **node.endpoint_histograms()},
         ),
+        SLOW: partial(slow_report, node.env.slow),
+        AUDIT: lambda: audit_report(node.audit.recent),
     }
     backend = backend_of_calls(node.env.traces, node.dispatcher, "http")
     keys = KeyPages(clock, node.id, backend, node.scans, authenticator, pages)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from random import Random
-from typing import Protocol
 
 from kvstore.env.ports import Clock
 from kvstore.errors import NotEnoughBookies
-from kvstore.meta.registration import RegisteredBookies
+from kvstore.meta.bookies import BookieView
 from kvstore.meta.store import MetadataStore, SessionState
 from kvstore.types import BookieId, LedgerMetadata, Quorum
 from kvstore.wal.placement import choose, machine_count, quorum_for, spread_out, swaps
@@ -21,23 +20,13 @@ URGENT_QUARANTINE_S = 0.5
 failed a moment ago a chance to be back."""
 
 
-class BookieRegistrations(Protocol):
-    """A view of the registered bookies that is kept up to date (kvstore.meta.bookies)."""
-
-    current: RegisteredBookies
-
-    def zone(self, bookie: BookieId) -> str: ...
-
-    def on_change(self, listener: Callable[[], None]) -> None: ...
-
-
 class BookieChoice:
     """Chooses ensembles and replacements for the writers on this node. Copies go to distinct zones if there are enough
     zones (docs/protocol.md, W10)."""
 
     def __init__(
         self,
-        view: BookieRegistrations,
+        view: BookieView,
         store: MetadataStore,
         *,
         clock: Clock,

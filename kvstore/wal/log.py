@@ -17,7 +17,7 @@ from kvstore.wal.copies.pace import CopyPace
 from kvstore.wal.creator import LedgerCreator, PasswordOf, no_password
 from kvstore.wal.deaths import ProvenDeaths
 from kvstore.wal.handle import LedgerPorts
-from kvstore.wal.leading.leader_log import OpenLeaderLog
+from kvstore.wal.leading.leader_log import LeaderLog
 from kvstore.wal.leading.owners import LedgerOwners
 from kvstore.wal.lists import LedgerLists, ReadersLists
 from kvstore.wal.new_ids import NewLedgerIds
@@ -31,8 +31,8 @@ BYTES_PER_S = 16 << 20
 
 
 class PartitionLogs:
-    """The logs of all partitions; implements Logs in kvstore.wal.ports. This package does not parse payloads, so the
-    caller passes `is_release`, which returns True for the payload of a release record."""
+    """The logs of all partitions on this node. This package does not parse payloads, so the caller passes `is_release`,
+    which returns True for the payload of a release record."""
 
     def __init__(
         self,
@@ -88,8 +88,15 @@ class PartitionLogs:
         next_seq: Callable[[], Seq],
         applied: Callable[[], Position | None] = lambda: None,
         others: Others = no_others,
-    ) -> OpenLeaderLog:
-        """Take over the log and return it ready for appends; see Logs.open_as_leader."""
+    ) -> LeaderLog:
+        """Take over the log and return it ready for appends. The takeover fences and recovers the last two ledgers,
+        waits until their leases expire, and creates and lists a new ledger.
+
+        The callback `applied` returns the position of the local state, and `others` the furthest position of the other
+        replicas. Both are called before recovery, and the log must reach both positions. After recovery, `next_seq`
+        returns the lower bound of the new ledger's first sequence for the list. Raises NotRecoverable, NotEnoughBookies
+        or MetadataError (MetadataLost if the log does not reach those positions). The caller may retry from the start.
+        """
         await self._identity.check()
         nursery = self._env.nursery.child(f"{partition} log")
         takeover = LogTakeover(
@@ -108,7 +115,7 @@ class PartitionLogs:
             raise
         for reader in self._readers.get(partition, ()):
             reader.nudge()
-        return OpenLeaderLog(
+        return LeaderLog(
             partition,
             opened,
             store=self._store,
@@ -129,7 +136,8 @@ class PartitionLogs:
             self._on_marked()
 
     async def prepare(self, partition: PartitionId) -> None:
-        """Create a ledger ahead of a takeover; see Logs.prepare."""
+        """Create a ledger ahead of a call of `open_as_leader` that is about to follow. Raises NotEnoughBookies or
+        MetadataError."""
         await self._creator.prepare(partition)
 
     def _announce(self, metadata: LedgerMetadata) -> None:
@@ -143,8 +151,8 @@ class PartitionLogs:
     def reader(
         self, partition: PartitionId, after: Position | None, *, batch_bytes: int = BATCH_BYTES_MAX
     ) -> TailReader:
-        """Return a reader that starts after `after`, or at the first ledger if `after` is None; see Logs.reader. A
-        batch ends with the entry that reaches `batch_bytes`."""
+        """Return a reader that starts after `after`, or at the first ledger if `after` is None. A batch ends with the
+        entry that reaches `batch_bytes`."""
         readers = self._readers.setdefault(partition, {})
         reader = TailReader(
             partition,

@@ -1,15 +1,15 @@
-"""The interfaces between a partition, its log, and the bookies that store the log."""
+"""The interfaces between a log, its reader, and the bookies that store it, and the values that pass between them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from kvstore.errors import BookieError, StoreError
 from kvstore.proto.availability import HeldEntries
 from kvstore.proto.bookkeeper import Status
 from kvstore.proto.digest import EntryDigest
-from kvstore.types import BookieId, EntryId, LedgerId, LedgerMetadata, PartitionId, Position, Seq
+from kvstore.types import BookieId, EntryId, LedgerId, Position, Seq
 
 
 class ReadAnswer(NamedTuple):
@@ -242,72 +242,6 @@ class ListedLedger(NamedTuple):
     lease_ms: int
 
 
-class LeaderLog(Protocol):
-    """A partition's log, opened by the leader that may append to it. Steps 1 to 4 of the takeover are done."""
-
-    @property
-    def epoch(self) -> int: ...
-
-    @property
-    def lost(self) -> StoreError | None:
-        """The error that prevents this leader from appending, or None while it can append. It is set before the entries
-        in flight fail, whose outcome is unknown whatever the reason is."""
-        ...
-
-    @property
-    def recovered_end(self) -> Position:
-        """Position of the last entry before this leader's own ledger. Everything up to that position is closed and
-        readable."""
-        ...
-
-    @property
-    def waited(self) -> bool:
-        """True if the leader waited for the former leader's lease to expire. False if a release record or a proven
-        death made the wait unnecessary. No lease is left in either case."""
-        ...
-
-    def append(self, payload: bytes, first_seq: Seq, done: AppendDone) -> None:
-        """Send an entry to its write set. Several entries may be in flight, and appends during a roll are held back
-        until it ends. The caller must keep far fewer than 1,000 entries in flight; beyond that the log is lost."""
-        ...
-
-    def close_for_good(self) -> None:
-        """Stop appending, for example because this leader was deposed. Entries in flight fail with OutcomeUnknown."""
-        ...
-
-    def statistics(self) -> dict[str, Any]:
-        """Return counters and gauges for operators, by name."""
-        ...
-
-    def known_ledgers(self) -> tuple[Sequence[ListedLedger], LedgerMetadata]:
-        """Return the ledgers of the log in order, and the metadata of the open ledger. Both come from memory, without a
-        request to the metadata store."""
-        ...
-
-    async def seal(self) -> None:
-        """Close the ledger, so that the next leader has nothing to recover. The caller must wait until its last append
-        is acknowledged."""
-        ...
-
-    async def trim(self, durable_seq: Seq, older_than_ms: int) -> int:
-        """Delete closed ledgers whose entries are all at or below `durable_seq` and older than `older_than_ms`
-        milliseconds. Ledgers that a pin holds are kept. Returns the number of ledgers dropped. The order of steps
-        follows docs/protocol.md: list first, then pins, then delete."""
-        ...
-
-    # docs/protocol.md G26
-    def report_applied(self, position: Position) -> bool:
-        """Handle a report that another replica has applied the entry at `position` but cannot find its ledger in the
-        list. If this leader does not know that ledger either, its own list comes from an older copy of the metadata
-        store. The log is then lost, and the method returns True."""
-        ...
-
-    def on_lost(self, lost: Callable[[StoreError], None]) -> None:
-        """Call `lost` once if this leader can no longer append: it was fenced, its ledger list was changed, or there
-        were too few bookies for too long."""
-        ...
-
-
 class Taker(Protocol):
     """A consumer that receives the next entries of a log as soon as they are confirmed, within the callback that
     delivers them."""
@@ -317,61 +251,3 @@ class Taker(Protocol):
         ...
 
     def take(self, entries: Sequence[LogEntry]) -> None: ...
-
-
-class LogReader(Protocol):
-    """A reader of a partition's log, in order and without fencing. It reads closed ledgers to their end, and the open
-    ledger up to its LAC."""
-
-    async def read(self, wait_ms: int, taker: Taker | None = None) -> Sequence[LogEntry]:
-        """Return the next entries in order, bounded in bytes. If there are none yet, wait up to `wait_ms` milliseconds
-        (a long poll); the result is empty at the timeout. While the call waits, the next entries may go to `taker`
-        instead, in batches if they follow each other quickly; an error that `taker` raises is raised here. Raises
-        NoSuchLedger if the position was trimmed, and BookieError if too few bookies answer now."""
-        ...
-
-    def give_now(self) -> None:
-        """Pass confirmed entries that are held back for batching to the taker at once."""
-        ...
-
-    def confirm(self, position: Position) -> None:
-        """Record that the entries up to and including `position` are acknowledged. The reader can return them before
-        the bookies report them as confirmed."""
-        ...
-
-    async def close(self) -> None: ...
-
-
-class Logs(Protocol):
-    """Access to the logs of all partitions on this node."""
-
-    async def open_as_leader(
-        self,
-        partition: PartitionId,
-        lease_ms: int,
-        next_seq: Callable[[], Seq],
-        applied: Callable[[], Position | None],
-        others: Callable[[], Coroutine[Any, Any, Position | None]],
-    ) -> LeaderLog:
-        """Take over the log and return it ready for appends. The takeover fences and recovers the last two ledgers,
-        waits until their leases expire, and creates and lists a new ledger.
-
-        The callback `applied` returns the position of the local state, and `others` the furthest position of the other
-        replicas. Both are called before recovery, and the log must reach both positions. After recovery, `next_seq`
-        returns the lower bound of the new ledger's first sequence for the list. Raises NotRecoverable, NotEnoughBookies
-        or MetadataError (MetadataLost if the log does not reach those positions). The caller may retry from the start.
-        """
-        ...
-
-    async def prepare(self, partition: PartitionId) -> None:
-        """Do work ahead of a call of `open_as_leader` that is about to follow. Raises NotEnoughBookies or
-        MetadataError."""
-        ...
-
-    def reader(self, partition: PartitionId, after: Position | None) -> LogReader:
-        """Return a reader that starts after `after`, or at the first ledger of the log if `after` is None."""
-        ...
-
-    async def ledgers(self, partition: PartitionId) -> tuple[Sequence[ListedLedger], Seq]:
-        """Return the current ledger list, and the sequence below which the log was trimmed."""
-        ...

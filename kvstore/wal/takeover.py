@@ -94,7 +94,7 @@ class LogTakeover:
     ) -> TakenOver:
         """Take over the log, and return it ready for appends. The attempt is repeated up to ATTEMPTS_MAX times if other
         processes change the log. `lease_ms` is the lease that is listed with the new ledger. For `next_seq`, `applied`
-        and `others`, see Logs.open_as_leader.
+        and `others`, see PartitionLogs.open_as_leader.
 
         Raises NotRecoverable, NotEnoughBookies, NoSuchLedger and MetadataError. MetadataError is VersionConflict if
         other processes were first in every attempt. It is MetadataLost if the list is empty although the local state

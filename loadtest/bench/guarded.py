@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 import time
 from collections import Counter
@@ -49,8 +48,8 @@ from kvstore.meta.tables.access import AccessStore
 from kvstore.server.access.guard import all_begin_with
 from loadtest.bench import peers
 from loadtest.budget import CONNECT_S, Counted, Load, run_load, scheduled
+from loadtest.figures import keep
 
-OFFSETS = range(48_000, 52_000, 100)
 ALL, TENANT, PASSWORD = "everything", "tenant", b"of this benchmark"
 TAG = "guarded"
 LOADS = (
@@ -225,11 +224,8 @@ def measure(rounds: int) -> list[dict[str, Any]]:
     with ExitStack() as stack:
         sides = []
         for _ in range(2):
-            folder = stack.enter_context(peers.scratch())
-            cluster = Counted(folder / "data")
-            stack.callback(cluster.down)
-            file = peers.up_on_free_ports(cluster, OFFSETS)
-            tls = issue(folder) if sides else None
+            cluster, file = stack.enter_context(peers.kvstore(Counted))
+            tls = issue(cluster.data_dir.parent) if sides else None
             sides.append(Side(cluster, file if tls is None else secure(cluster, file, tls), tls))
         plain, secured = sides
         for side in sides:
@@ -295,8 +291,7 @@ def main(words: Sequence[str] | None = None) -> None:
     rows = measure(options.rounds)
     for row in rows:
         print(as_table([{"of": name, "is": value} for name, value in row.items()]), end="\n\n")
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(rows, indent=2))
+    keep(options.out, rows)
     gets = [row for row in rows if "prefix: check" in row]
     too_much = [
         row["load"]

@@ -14,18 +14,21 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from kvstore.devcluster.layout import ClusterFile, UpOptions
-from kvstore.devcluster.local import LocalCluster
+from kvstore.devcluster.local import LocalCluster, Progress
 from kvstore.devcluster.zookeeper import free_ports
 from kvstore.errors import ConfigError, Unavailable
 from loadtest.floor_member import PROCESSES
 
 START_S = 20.0
+OFFSETS = range(24_000, 56_000, 100)
+"""Port offsets to try for a cluster."""
+Cluster = TypeVar("Cluster", bound=LocalCluster)
 
 
 def _path() -> str:
@@ -38,9 +41,9 @@ def is_installed(*programs: str) -> bool:
     return all(shutil.which(program, path=_path()) for program in programs)
 
 
-def up_on_free_ports(cluster: LocalCluster, offsets: Iterable[int], **wish: Any) -> ClusterFile:
+def up_on_free_ports(cluster: LocalCluster, **wish: Any) -> ClusterFile:
     """Start a new cluster at the first port offset where it can listen. Raises ConfigError if there is none."""
-    for offset in offsets:
+    for offset in OFFSETS:
         try:
             return cluster.up(UpOptions(data_dir=cluster.data_dir, port_offset=offset, **wish))
         except ConfigError as error:
@@ -52,6 +55,17 @@ def up_on_free_ports(cluster: LocalCluster, offsets: Iterable[int], **wish: Any)
             cluster.down()  # a connection that somebody opened has got one of its ports after it was looked at
             shutil.rmtree(cluster.data_dir)
     raise ConfigError("no free ports for a cluster")
+
+
+@contextmanager
+def kvstore(kind: Callable[[Path, Progress], Cluster], **wish: Any) -> Iterator[tuple[Cluster, ClusterFile]]:
+    """Run a cluster of ours in its own folder. Raises ConfigError, Unavailable."""
+    with scratch() as folder:
+        cluster = kind(folder / "data", lambda text: print(text, file=sys.stderr))
+        try:
+            yield cluster, up_on_free_ports(cluster, **wish)
+        finally:
+            cluster.down()  # also what `up` had started before it raised
 
 
 class Running(NamedTuple):

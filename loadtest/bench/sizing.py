@@ -12,7 +12,6 @@ start all processes. Times depend on the state of the machine, so compare only r
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import signal
@@ -32,8 +31,8 @@ from loadtest.bench import peers
 from loadtest.bench.processors import spent_s
 from loadtest.bench.redis_lines import Line, run_for
 from loadtest.bytes_per_key import Puts, metrics_of, put_all
+from loadtest.figures import keep
 
-OFFSETS = range(21_300, 22_000, 100)
 QUIET_S, SETTLE_MAX_S, PAUSE_S = 12.0, 120.0, 15.0
 """A cluster is at rest when nothing has been written to its metadata store for QUIET_S: after a start, leads first
 return to the nodes that the ring prefers. SETTLE_MAX_S is the maximum wait for that, and PAUSE_S the time for which the
@@ -63,7 +62,7 @@ def measure(partitions: int, puts: Puts, seconds: float) -> dict[str, Any]:
 def founded(cluster: LocalCluster, partitions: int) -> ClusterFile:
     """Found the cluster, however long that takes."""
     with suppress(Unavailable):  # not ready after a minute; its processes run on
-        return peers.up_on_free_ports(cluster, OFFSETS, partitions=partitions)
+        return peers.up_on_free_ports(cluster, partitions=partitions)
     cluster.wait_ready(START_S)
     return cluster.load()
 
@@ -206,9 +205,7 @@ def main() -> None:
         rows.append(measure(count, puts, words.seconds))
         print(rows[-1], file=sys.stderr, flush=True)
     print(as_table([{"": name, **{str(row["partitions"]): row[name] for row in rows}} for name in rows[0]]))
-    if words.out is not None:
-        words.out.parent.mkdir(parents=True, exist_ok=True)
-        words.out.write_text(json.dumps(rows, indent=2))
+    keep(words.out, rows)
 
 
 if __name__ == "__main__":

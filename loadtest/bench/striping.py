@@ -12,7 +12,6 @@ bookies are not more disks, and only the ratios between lines are meaningful.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -29,8 +28,8 @@ from kvstore.loadtest.generator.resp_wire import BlockingRespConnection
 from kvstore.types import Quorum
 from loadtest.bench import peers
 from loadtest.bench.redis_lines import Line, run_for
+from loadtest.figures import keep
 
-OFFSETS = range(44_000, 48_000, 100)
 SINGLE_SETS = 200
 SHOWN_S_MAX = 10.0
 LINES = {
@@ -44,21 +43,12 @@ def measure(quorum: Quorum, nodes: int, seconds: float) -> dict[str, Any]:
     """Return a row of the table, measured on its own cluster."""
     names = ("ensemble", "write", "ack")
     settings = tuple(Setting(f"log.quorum.{name}", getattr(quorum, name)) for name in names)
-    with peers.scratch() as folder:
-        cluster = LocalCluster(folder / "data", lambda text: print(text, file=sys.stderr))
-        try:
-            file = peers.up_on_free_ports(cluster, OFFSETS, nodes=nodes, replicas=nodes, settings=settings)
-            row: dict[str, Any] = {"quorum": f"{quorum.ensemble}/{quorum.write}/{quorum.ack}"}
-            row |= _single(file)
-            for name, line in LINES.items():
-                row[name] = _rate(line, file.nodes[0].resp, seconds)
-            return row
-        finally:
-            cluster.down()
-
-
-def _rate(line: Line, endpoint: str, seconds: float) -> int:
-    return round(run_for(line, endpoint, seconds).per_s)
+    with peers.kvstore(LocalCluster, nodes=nodes, replicas=nodes, settings=settings) as (_, file):
+        row: dict[str, Any] = {"quorum": f"{quorum.ensemble}/{quorum.write}/{quorum.ack}"}
+        row |= _single(file)
+        for name, line in LINES.items():
+            row[name] = round(run_for(line, file.nodes[0].resp, seconds).per_s)
+        return row
 
 
 def _single(file: ClusterFile) -> dict[str, float]:
@@ -119,9 +109,7 @@ def main() -> None:
             rows.append(measure(quorum, words.nodes, words.seconds))
             print(rows[-1], file=sys.stderr, flush=True)
     print(as_table(rows))
-    if words.out is not None:
-        words.out.parent.mkdir(parents=True, exist_ok=True)
-        words.out.write_text(json.dumps(rows, indent=2))
+    keep(words.out, rows)
 
 
 if __name__ == "__main__":

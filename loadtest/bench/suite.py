@@ -45,9 +45,9 @@ from kvstore.ring.hashing import MURMUR3
 from loadtest.bench import closed_loop, peers
 from loadtest.bench.closed_loop import Figures, Request
 from loadtest.bench.processors import spent_s
+from loadtest.figures import keep
 from loadtest.floor_member import PROCESSES
 
-OFFSETS = range(24_000, 30_000, 100)
 SPREAD_S = 120.0
 """Maximum wait until the nodes lead equally many partitions."""
 WARM_S = 0.5
@@ -253,9 +253,8 @@ def run_suite(
                 table.setdefault(name, Measured()).extend(measured)
     shown = f"{figures_table(table)}\n\n{ratios_table(table)}"
     print(shown)
-    out.parent.mkdir(parents=True, exist_ok=True)
     document = {"machine": _machine(), "cells": {name: each.document() for name, each in table.items()}}
-    out.write_text(json.dumps(document, indent=2))
+    keep(out, document)
     print(f"\nfigures in {out}")
     return table
 
@@ -292,7 +291,7 @@ def _started(name: str, folder: Path, data_dir: Path | None, etcd: str) -> Itera
             yield Store({"resp": floor.endpoints}, floor.pids, tag)
     else:
         is_many = name == "many"
-        with _cluster(None if is_many else data_dir, folder, MANY if is_many else None) as file:
+        with _cluster(None if is_many else data_dir, MANY if is_many else None) as file:
             store = _on_loop(lambda: _store(file))
             leaders = _on_loop(lambda: _spread(store.config))
             yield store
@@ -481,15 +480,12 @@ async def _spread(config: ClientConfig) -> dict[str, str]:
 
 
 @contextmanager
-def _cluster(data_dir: Path | None, folder: Path, partitions: int | None) -> Iterator[ClusterFile]:
+def _cluster(data_dir: Path | None, partitions: int | None) -> Iterator[ClusterFile]:
     if data_dir is not None:
         yield LocalCluster(data_dir).load()
         return
-    cluster = LocalCluster(folder / "data", lambda text: print(text, file=sys.stderr))
-    try:
-        yield peers.up_on_free_ports(cluster, OFFSETS, partitions=partitions)
-    finally:
-        cluster.down()  # also what `up` had started before it raised
+    with peers.kvstore(LocalCluster, partitions=partitions) as (_, file):
+        yield file
 
 
 def _on_loop(work: Callable[[], Any]) -> Any:

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
@@ -40,8 +39,8 @@ from kvstore.devcluster.local import LocalCluster
 from kvstore.loadtest.generator.options import path_word
 from loadtest.bench import peers
 from loadtest.bench.transacting import Etcd, Lost, Ours, Transacting, pauses, rewrite
+from loadtest.figures import keep
 
-OFFSETS = range(52_000, 56_000, 100)
 PARTITIONS, WIDTHS, HOT = 16, (2, 4, 16), (1, 2, 10, 100)
 COLD = 100_000
 MANY, HOT_MANY = 32, 20
@@ -236,20 +235,16 @@ def main() -> None:
     parser.add_argument("--out", type=path_word, default=Path("reports/transactions.json"))
     options = parser.parse_args()
     with ExitStack() as stack:
-        folder = stack.enter_context(peers.scratch())
-        cluster = LocalCluster(folder / "data")
-        stack.callback(cluster.down)
-        file = peers.up_on_free_ports(cluster, OFFSETS, partitions=PARTITIONS)
+        _, file = stack.enter_context(peers.kvstore(LocalCluster, partitions=PARTITIONS))
         etcd: list[str] = []
         if peers.is_installed("etcd"):
-            etcd = stack.enter_context(peers.etcd(folder / "etcd")).addresses
+            etcd = stack.enter_context(peers.etcd(stack.enter_context(peers.scratch()))).addresses
         else:
             print("etcd is not installed; its lines are left out")
         endpoints = [node.grpc for node in file.nodes]
         rows = rows_of(uvloop.run(_measure(endpoints, etcd, options)))
     print(as_table(rows))
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(rows, indent=2))
+    keep(options.out, rows)
 
 
 if __name__ == "__main__":

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from kvstore.cli.output import as_table
 from kvstore.client import AsyncClient
 from kvstore.ring.builder import new_ring
 from kvstore.ring.hashing import hash_named
 from kvstore.types import PartitionId, ServerId
 from loadtest.drills.load import Load
+from loadtest.figures import keep
 from tests.cluster.harness import Cluster
 from tests.sim.judges.linearizable import check_search
 from tests.sim.versions import Violation, check_versions
@@ -49,6 +54,7 @@ class Report:
     """Figures and their required values. The safety figures hold on any machine."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
+    began: float = field(default_factory=time.time)
 
     def add(
         self, what: str, value: float, *, most: float | None = None, least: float | None = None, unit: str = ""
@@ -68,6 +74,27 @@ class Report:
         row = {"what": what, "value": round(value, 3), "unit": unit, "wanted": wanted, "met": is_met}
         self.rows.append(row | {"safety": is_safety})
         print(f"{'ok ' if is_met else 'NOT'} {what}: {value:.3f} {unit} (wanted {wanted})", file=sys.stderr, flush=True)
+
+    def table(self) -> str:
+        return as_table([{**row, "met": "yes" if row["met"] else "NO"} for row in self.rows])
+
+    def write(self, out: Path, section: str = "", **more: Any) -> None:
+        """Write the figures, also those of an aborted run. With a section, the other sections of the file stay."""
+        document: dict[str, Any] = {
+            "safe": self.is_safe,
+            "met": self.is_met,
+            "took_s": round(time.time() - self.began),
+            "machine": {"cores": os.cpu_count(), "load": [round(each, 1) for each in os.getloadavg()]},
+            "figures": self.rows,
+            **more,
+        }
+        if section:
+            document = (json.loads(out.read_text()) if out.exists() else {}) | {section: document}
+        keep(out, document)
+
+    @property
+    def verdict(self) -> str:
+        return f"safety: {'kept' if self.is_safe else 'BROKEN'}; figures: {'all met' if self.is_met else 'NOT all met'}"
 
     @property
     def is_met(self) -> bool:

@@ -42,7 +42,8 @@ def as_process(*arguments: str) -> subprocess.CompletedProcess[str]:
     ("arguments", "words"),
     [
         (("up", "--nodes", "2"), "--unsafe"),
-        (("up", "--nodes", "0"), "expected 1 to 99"),
+        (("up", "--nodes", "99", "--replicas", "100"), "--replicas: expected 1 to 99"),
+        (("up", "--partitions", "1024", "--replicas", "4"), "--replicas: expected 1 to 3"),
         (("up", "--port-offset", "150"), "--port-offset: expected 0 to 99, or a multiple of 100 from 20000"),
         (("up", "--replicas", "4"), "--replicas: expected 1 to 3"),
         (("up", "--set", "log.roll_bytes"), "expected SECTION.NAME=VALUE"),
@@ -67,10 +68,22 @@ def test_refusals_go_to_standard_error_with_a_code(tmp_path: Path, arguments: tu
     assert "Traceback" not in answer.stderr
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--nodes", "0"), ("--nodes", "100"), ("--partitions", "0"), ("--partitions", "1025"), ("--replicas", "0")],
+)
+def test_number_out_of_range_is_wrong_usage(tmp_path: Path, option: str, value: str) -> None:
+    answer = kvstore("up", option, value, "--data-dir", str(tmp_path / "data"))
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert f"Invalid value for '{option}'" in answer.stderr
+    assert not (tmp_path / "data").exists()
+
+
 def test_status_of_no_cluster_is_no_health(tmp_path: Path) -> None:
     answer = as_process("status", "--data-dir", str(tmp_path / "data"))
     assert (answer.returncode, answer.stdout) == (3, "")
     assert "no cluster in" in answer.stderr
+    assert "name one with --server or --metadata" in answer.stderr
     nobody = kvstore("status", "--server", "127.0.0.1:1")
     assert (nobody.returncode, nobody.stderr) == (2, "")
     assert nobody.stdout.startswith("down: no node answers: ")

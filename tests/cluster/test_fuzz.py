@@ -183,5 +183,5 @@ def test_http_refuses_bodies_and_endless_headers(unharmed: Cluster) -> None:
     large = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4000000000\r\n\r\n" + b"x" * (1 << 20)
     wanted = b"HTTP/1.1 4"
     assert send(address, large, bytes_max=len(wanted)).startswith(wanted)
-    endless = b"GET / HTTP/1.1\r\n" + b"".join(b"X-%d: %s\r\n" % (each, b"y" * 1000) for each in range(2000))
+    endless = b"GET / HTTP/1.1\r\nHost: a\r\n" + b"".join(b"X-%d: %s\r\n" % (each, b"y" * 1000) for each in range(2000))
     assert not send(address, endless, wait_s=1).startswith(b"HTTP/1.1 200")

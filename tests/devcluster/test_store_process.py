@@ -21,6 +21,7 @@ class _Sleeper(StoreProcess):
     """A process that does nothing and is recognized by its last argument."""
 
     program = "Sleeper"
+    logs = ("sleeper.out",)
     mark = "sleeper"
 
 
@@ -39,18 +40,17 @@ def sleeper(tmp_path: Path) -> Iterator[_Sleeper]:
         child.kill()
 
 
-def test_server_whose_number_cannot_be_written_down_is_ended(
-    sleeper: _Sleeper, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_server_whose_number_cannot_be_written_down_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a full disk each further start would leave one more unrecorded process."""
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(store_process, "replace_file", full)
+    command = [sys.executable, "-c", "import time; time.sleep(60)", "sleeper"]
     with pytest.raises(OSError, match="No space left"):
-        store_process.record_or_kill(sleeper)
-    assert not sleeper.is_running()
+        store_process.launched(_Sleeper, tmp_path, "127.0.0.1:1", command, detached=False, environ={})
+    assert store_process.process_with_or_none("sleeper") is None
 
 
 @pytest.mark.parametrize("done", [StoreProcess.stop, StoreProcess.kill, StoreProcess.pause, StoreProcess.resume])

@@ -22,6 +22,7 @@ from kvstore.env.certificates import CallingContext, Certificates, expiry_of
 from kvstore.env.real import transport_of
 from kvstore.env.tls import Tls
 from kvstore.env.transport import TcpTransport
+from kvstore.errors import ConfigError
 from kvstore.rpc.server import GrpcServer
 from tests.waiting import PATIENCE_S
 
@@ -321,5 +322,5 @@ async def test_each_call_of_a_client_uses_its_present_files(files: Files) -> Non
 
 def test_client_does_not_start_with_unusable_files(files: Files) -> None:
     files.put("ca.pem", b"Dear Sir")
-    with pytest.raises(OSError, match=r"ca\.pem"):
+    with pytest.raises(ConfigError, match=r"ca\.pem"):
         CallingContext(Tls(ca=files.tls.ca))

@@ -6,7 +6,7 @@ import pytest
 
 from kvstore.env import networks
 from kvstore.env.networks import KnownNetworks, network_of
-from kvstore.env.shares import UNKNOWN_SHARE, Shares
+from kvstore.env.shares import UNKNOWN_SHARE, Shares, largest_of_largest, may_take_slot
 
 
 def shares_of(*places: tuple[str, str], known: str = "") -> Shares[str]:
@@ -85,3 +85,19 @@ def test_known_networks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ipv6_addresses_of_one_64_bit_network_count_as_one() -> None:
     assert network_of("2001:db8::1") == network_of("2001:db8::2:1") != network_of("2001:db8:0:1::1")
     assert network_of("::ffff:10.0.0.9") == network_of("10.0.0.9")
+
+
+def test_each_owner_takes_half_of_the_slots_that_the_earlier_ones_leave() -> None:
+    free, taken = 32, []
+    while free:
+        own = 0
+        while may_take_slot(own, free):
+            own, free = own + 1, free - 1
+        taken.append(own)
+    assert taken == [16, 8, 4, 2, 1, 1]
+
+
+def test_largest_holder_of_the_network_with_the_most_gives_way() -> None:
+    held = [("alone", "few", 5), *((f"{number}", "many", number) for number in (1, 3, 2))]
+    assert largest_of_largest(held) == "3"
+    assert largest_of_largest(held[:3]) == "alone"

@@ -9,7 +9,9 @@ import pytest
 import uvloop
 
 from kvstore.devcluster.layout import ClusterFile
-from loadtest.client_budget import BUDGET, Load, run_bench, running_cluster
+from kvstore.devcluster.local import LocalCluster
+from loadtest.bench import peers
+from loadtest.client_budget import BUDGET, Load, run_bench
 
 pytestmark = pytest.mark.cluster
 
@@ -18,7 +20,7 @@ ATTEMPTS_MAX = 3
 
 @pytest.fixture(scope="module")
 def file() -> Iterator[ClusterFile]:
-    with running_cluster() as found:
+    with peers.kvstore(LocalCluster) as (_, found):
         yield found
 
 

@@ -53,6 +53,12 @@ def test_token_needs_no_user_and_appears_in_no_error(tmp_path: Path) -> None:
     assert login_of_environment({TOKEN: word}, "KVSTORE_METADATA") is None
 
 
+def test_password_of_text_is_refused_and_appears_in_no_error() -> None:
+    with pytest.raises(ValueError, match="expected the password to be bytes, got str") as refused:
+        Login("anna", "secret")  # type: ignore[arg-type]
+    assert "secret" not in str(refused.value)
+
+
 def test_header_is_parsed_as_it_was_created() -> None:
     assert basic_or_none(Login("anna", b"a:b\xff").header) == ("anna", b"a:b\xff")
     assert "a:b" not in repr(Login("anna", b"a:b"))

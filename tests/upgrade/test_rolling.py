@@ -22,6 +22,7 @@ from kvstore.client import AsyncClient
 from kvstore.client.pinned.pins import pin_store, unpin
 from kvstore.client.pinned.read import read_pinned
 from kvstore.devcluster.layout import NodePlace
+from kvstore.errors import NotYetRaised
 from kvstore.ring import MURMUR3, SLOTS_HASH, Ring, encode, new_ring
 from kvstore.ring.hashing import SLOTS, KeyHash, KeyHashName
 from kvstore.server.app import VERSION
@@ -39,6 +40,7 @@ from tests.waiting import wait_until, wait_until_blocking
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 KEYS, VALUE_BYTES = 1_000, 100
+TOGETHER = [b"together%d" % number for number in range(20)]
 REST_S = 0.25
 """Pause of a caller between two operations, because restarting nodes need the processors, too."""
 
@@ -166,6 +168,20 @@ def check_redis_clients(cluster: Cluster) -> None:
     assert cluster.redis("n3").mget(list(keys)) == list(keys.values()), "no plain client is redirected"
 
 
+async def write_together(cluster: Cluster) -> None:
+    """Write keys of all partitions in one transaction. Raises NotYetRaised, and then nothing is written."""
+    async with AsyncClient(cluster.url) as client:
+        try:
+            async with client.transaction() as txn:
+                for key in TOGETHER:
+                    txn.put(key, b"1")
+        except NotYetRaised:
+            assert await client.get_many(TOGETHER) == {}
+            raise
+        found = await client.get_many(TOGETHER)
+        assert {key: each.value for key, each in found.items()} == dict.fromkeys(TOGETHER, b"1")
+
+
 async def snapshot(stage: RingStage, directory: Path) -> dict[bytes, bytes]:
     """Return the statics of a snapshot that the operators' command takes. The snapshot needs no Spark: its reads of
     nodes of two releases are the same with and without Spark."""
@@ -199,6 +215,8 @@ async def test_last_release_is_upgraded_and_downgraded_under_load(tmp_path: Path
                 await releases.restart("n2")
             assert taken.result() == stage.statics
             assert releases.log_versions() == {None, versions.FIRST}, "n3 could not read what a later version writes"
+            with pytest.raises(NotYetRaised, match="upgrade all servers to"):
+                await write_together(cluster)
             await version(stage, "--hold")
             await waits_for(stage, "n3 cannot do it yet")
             await releases.restart("n3")
@@ -212,6 +230,7 @@ async def test_last_release_is_upgraded_and_downgraded_under_load(tmp_path: Path
             await wait_until(risen, timeout_s=60, what="the cluster's version rises, and each log follows it")
             upgraded = await stage._ring()
             assert (upgraded.hash, upgraded.tokens) == (MURMUR3, founded.tokens)
+            await write_together(cluster)
             assert await asyncio.to_thread(read_all, cluster.url) == placed(founded, stage.statics)
             await asyncio.to_thread(check_redis_clients, cluster)
         async with under_load(stage, await stage.plan("add", "--count", "1"), least=100) as load:

@@ -11,8 +11,8 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from kvstore.bookie.admission import LedgerAuthority
 from kvstore.bookie.age import AGE
+from kvstore.bookie.authority import MetadataAuthority
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.directories.membership import Bare, Content, DirectoryPlan, plan
 from kvstore.bookie.directories.places import PLACE, MemberState, PlaceFile, decode_place, encode_place
@@ -51,7 +51,7 @@ class Gathered:
 
 
 async def gather(
-    env: Env, config: BookieConfig, cookies: CookieStore, instance_id: str, authority: LedgerAuthority
+    env: Env, config: BookieConfig, cookies: CookieStore, instance_id: str, authority: MetadataAuthority
 ) -> Gathered:
     """Find out which directories this bookie has, and which bookie it is. Raises a ConfigError that names the directory
     at fault, MetadataError, OSError (a disk is full)."""
@@ -70,7 +70,7 @@ class _Gathering:
     def __init__(self, env: Env, config: BookieConfig) -> None:
         self._env, self._disk, self._config = env, env.disk, config
 
-    async def run(self, cookies: CookieStore, instance_id: str, authority: LedgerAuthority) -> Gathered:
+    async def run(self, cookies: CookieStore, instance_id: str, authority: MetadataAuthority) -> Gathered:
         used = [each for each in self._config.directories if each not in self._config.lost_dirs]
         found = plan({each: self._read_content(each) for each in used}, self._config.lost_dirs, self._draw)
         anchor = min(found.present)

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import logging
 
-from kvstore.bookie.admission import LedgerAuthority
+from kvstore.bookie.authority import MetadataAuthority
 from kvstore.bookie.directories.homes import LedgerDirectories
 from kvstore.bookie.journal.reserve import JournalFull
 from kvstore.bookie.upkeep.limbo import may_name
@@ -39,7 +39,7 @@ NOTES_MAX = 1_000
 
 
 # docs/protocol.md B23
-async def doubt_what_was_lost(homes: LedgerDirectories, authority: LedgerAuthority, bookie: BookieId) -> None:
+async def doubt_what_was_lost(homes: LedgerDirectories, authority: MetadataAuthority, bookie: BookieId) -> None:
     """Put every ledger that names the bookie, and that no directory knows, in limbo, on disk.
 
     Raises ConfigError if there is no space for that, MetadataError.

@@ -18,7 +18,8 @@ from dataclasses import replace
 from typing import Any
 
 from kvstore.bookie.adds import Done
-from kvstore.bookie.admission import LedgerAdmission, LedgerAuthority
+from kvstore.bookie.admission import LedgerAdmission
+from kvstore.bookie.authority import MetadataAuthority
 from kvstore.bookie.backpressure import BackpressureGate
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.directories.directory_storage import DirectoryStorage
@@ -44,7 +45,7 @@ class SpreadStorage:
     """A storage with the calls of kvstore.bookie.storage.BookieStorage, spread over directories."""
 
     def __init__(
-        self, env: Env, config: BookieConfig, gathered: Gathered, authority: LedgerAuthority, own_ledgers: OwnLedgers
+        self, env: Env, config: BookieConfig, gathered: Gathered, authority: MetadataAuthority, own_ledgers: OwnLedgers
     ) -> None:
         self.bookie = gathered.identity.bookie
         self.statistics = Statistics()
@@ -258,7 +259,7 @@ AnyStorage = BookieStorage | SpreadStorage
 
 
 def storage_of(
-    env: Env, config: BookieConfig, gathered: Gathered, authority: LedgerAuthority, is_ours: IsOurs = none_are_ours
+    env: Env, config: BookieConfig, gathered: Gathered, authority: MetadataAuthority, is_ours: IsOurs = none_are_ours
 ) -> AnyStorage:
     """Return the storage in the directories that were found."""
     own_ledgers = OwnLedgers(is_ours)

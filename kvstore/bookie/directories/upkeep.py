@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from kvstore.bookie.admission import LedgerAuthority
+from kvstore.bookie.authority import MetadataAuthority
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.directories.directory_storage import DirectoryStorage
 from kvstore.bookie.directories.spread import AnyStorage
@@ -27,7 +27,7 @@ class DirectoryUpkeep:
 
 
 def start_upkeep(
-    env: Env, config: BookieConfig, storage: AnyStorage, authority: LedgerAuthority, is_ours: IsOurs, nursery: Nursery
+    env: Env, config: BookieConfig, storage: AnyStorage, authority: MetadataAuthority, is_ours: IsOurs, nursery: Nursery
 ) -> list[DirectoryUpkeep]:
     """Start the upkeep in each directory of a storage that has been started."""
     if isinstance(storage, BookieStorage):
@@ -63,7 +63,7 @@ def _start(
     env: Env,
     config: BookieConfig,
     storage: BookieStorage,
-    authority: LedgerAuthority,
+    authority: MetadataAuthority,
     is_ours: IsOurs,
     nursery: Nursery,
     is_elsewhere: Elsewhere,

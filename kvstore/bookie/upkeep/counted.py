@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvstore.bookie.admission import LedgerAuthority
+from kvstore.bookie.authority import MetadataAuthority
 from kvstore.errors import ConfigError, UndecodableNode
 from kvstore.meta.ledger_ids import RANGE_BITS
 from kvstore.types import LedgerId
@@ -14,7 +14,7 @@ SHOWN_MAX = 5
 
 
 # docs/protocol.md B29
-async def refuse_older_metadata(ledgers: Iterable[int], authority: LedgerAuthority) -> None:
+async def refuse_older_metadata(ledgers: Iterable[int], authority: MetadataAuthority) -> None:
     """Raise ConfigError if the metadata store has never allocated the id of one of the ledgers and does not know the
     ledger. `ledgers` must be the cluster's own ledgers that the store had admitted. The store is then also marked as an
     older copy, because each check takes an id, and bookies without such ledgers must not use the store either. Raises
@@ -36,7 +36,7 @@ async def refuse_older_metadata(ledgers: Iterable[int], authority: LedgerAuthori
         )
 
 
-async def _is_unknown(ledger: LedgerId, authority: LedgerAuthority) -> bool:
+async def _is_unknown(ledger: LedgerId, authority: MetadataAuthority) -> bool:
     try:
         return await authority.metadata(ledger) is None
     except UndecodableNode:

@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
 
-from kvstore.bookie.admission import LedgerAuthority
+from kvstore.bookie.authority import MetadataAuthority
 from kvstore.bookie.fencing import names
 from kvstore.bookie.journal.record import CLEARED, RecordKind
 from kvstore.bookie.journal.reserve import JournalFull, Use
@@ -33,7 +33,7 @@ def nowhere(_ledger: int) -> bool:
     return False
 
 
-async def survey(storage: BookieStorage, authority: LedgerAuthority, is_elsewhere: Elsewhere = nowhere) -> None:
+async def survey(storage: BookieStorage, authority: MetadataAuthority, is_elsewhere: Elsewhere = nowhere) -> None:
     """Put every ledger that names this bookie or is known here in limbo, then end the limbo of all others. A ledger
     created after the survey began has lost nothing. Returns once the records are on disk."""
     while storage.inventory.is_limbo:
@@ -45,7 +45,7 @@ async def survey(storage: BookieStorage, authority: LedgerAuthority, is_elsewher
             await asyncio.sleep(RETRY_S)
 
 
-async def _survey(storage: BookieStorage, authority: LedgerAuthority, is_elsewhere: Elsewhere) -> None:
+async def _survey(storage: BookieStorage, authority: MetadataAuthority, is_elsewhere: Elsewhere) -> None:
     inventory = storage.inventory
     for ledger in await authority.ledgers():
         is_unknown = ledger not in inventory.ledgers and ledger not in inventory.tombstones
@@ -61,7 +61,7 @@ async def _survey(storage: BookieStorage, authority: LedgerAuthority, is_elsewhe
     log.warning("ledgers may lack records ledgers=%d", len(inventory.ledgers))
 
 
-async def may_name(authority: LedgerAuthority, ledger: LedgerId, bookie: BookieId) -> bool:
+async def may_name(authority: MetadataAuthority, ledger: LedgerId, bookie: BookieId) -> bool:
     """Return True if the ledger's metadata names the bookie. Unreadable metadata may name it, so the ledger is doubted
     (B7)."""
     try:
@@ -72,7 +72,7 @@ async def may_name(authority: LedgerAuthority, ledger: LedgerId, bookie: BookieI
     return metadata is not None and names(metadata, bookie)
 
 
-async def watch(storage: BookieStorage, authority: LedgerAuthority, is_elsewhere: Elsewhere = nowhere) -> None:
+async def watch(storage: BookieStorage, authority: MetadataAuthority, is_elsewhere: Elsewhere = nowhere) -> None:
     """Survey, then end the limbo of one ledger after the other as they are repaired. Runs until cancelled, because a
     ledger may enter limbo at any time."""
     await survey(storage, authority, is_elsewhere)
@@ -84,7 +84,7 @@ async def watch(storage: BookieStorage, authority: LedgerAuthority, is_elsewhere
             log.warning("check of ledgers in limbo failed, retrying error=%r", error)
 
 
-async def settle(storage: BookieStorage, authority: LedgerAuthority) -> list[LedgerId]:
+async def settle(storage: BookieStorage, authority: MetadataAuthority) -> list[LedgerId]:
     """End the limbo of every ledger that certainly lacks nothing here, and return these ledgers. Only closed ledgers
     qualify, because their metadata says which entries exist. Leaders copy missing entries to this bookie. Deleted
     ledgers are left to the reclaimer, which verifies the deletion. Raises MetadataError or JournalFull."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from kvstore.bookie.admission import LedgerAuthority
+from kvstore.bookie.authority import MetadataAuthority
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.index.checkpoints import remove_checkpoint
 from kvstore.bookie.index.entry_index import OFFSET_MASK
@@ -46,7 +46,7 @@ class Reclaimer:
         env: Env,
         config: BookieConfig,
         storage: BookieStorage,
-        authority: LedgerAuthority,
+        authority: MetadataAuthority,
         is_ours: IsOurs = none_are_ours,
     ) -> None:
         self._is_ours = is_ours

@@ -43,7 +43,7 @@ NUMBER_MAX = 1 << 53
 """Upper bound of any limit. Servers report lower bounds themselves."""
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _COUNTS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
-_TIMES_MS = {"": 1000, "ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+TIMES_MS = {"": 1000, "ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 def register(app: typer.Typer) -> None:
@@ -131,15 +131,15 @@ def _limits(
     keys: str | None, size: str | None, ops: str | None, burst: str | None, ttl: str | None
 ) -> dict[str, int | None]:
     return {
-        "keys_max": _number("--keys", keys, _COUNTS),
-        "bytes_max": _number("--bytes", size, _UNITS),
-        "ops_per_s": _number("--ops", ops, _COUNTS),
-        "burst": _number("--burst", burst, _COUNTS),
-        "ttl_ms": _number("--ttl", ttl, _TIMES_MS),
+        "keys_max": number_of("--keys", keys, _COUNTS),
+        "bytes_max": number_of("--bytes", size, _UNITS),
+        "ops_per_s": number_of("--ops", ops, _COUNTS),
+        "burst": number_of("--burst", burst, _COUNTS),
+        "ttl_ms": number_of("--ttl", ttl, TIMES_MS),
     }
 
 
-def _number(option: str, text: str | None, units: dict[str, int]) -> int | None:
+def number_of(option: str, text: str | None, units: dict[str, int]) -> int | None:
     """Parse a number with its unit. Return None if the option was not given."""
     if text is None:
         return None

@@ -3,20 +3,16 @@ command and printed once; servers keep only a hash."""
 
 from __future__ import annotations
 
-import re
 import secrets
 from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
 
+from kvstore.cli.access.namespaces import TIMES_MS, number_of
 from kvstore.cli.access.users import UserName, change_access, read_access
 from kvstore.cli.cluster import LOCAL, ClusterOptions, Json
 from kvstore.cli.output import as_json, as_table
-from kvstore.errors import InvalidRequest
-
-_UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
-_TTL = re.compile(r"(\d{1,9})([smhd])")
 
 Ttl = Annotated[str, typer.Option(help="Lifetime, for example 90s, 30m, 8h or 7d; at most one year")]
 TokenId = Annotated[str, typer.Argument(metavar="id", help="Id of the token, as shown by `token list`")]
@@ -44,7 +40,7 @@ def add(
     """
     from kvstore.access.tokens import ID_BYTES, SECRET_BYTES, hash_of, id_or_none, made
 
-    ttl_ms = ttl_ms_of(ttl)
+    ttl_ms = number_of("--ttl", ttl, TIMES_MS)
     word = made(secrets.token_bytes(ID_BYTES), secrets.token_bytes(SECRET_BYTES))
     id_ = id_or_none(word)
     asked = {"id": id_, "user": name, "token_hash": hash_of(word), "ttl_ms": ttl_ms}
@@ -71,14 +67,6 @@ def revoke(
     """Revoke a token. Connections that used it are closed; the user stays."""
     change_access(cluster, remove_token=token)
     print(as_json({"revoked": token}) if json else f"token {token} is revoked")
-
-
-def ttl_ms_of(text: str) -> int:
-    """Return a lifetime in milliseconds. Raises InvalidRequest."""
-    found = _TTL.fullmatch(text)
-    if found is None:
-        raise InvalidRequest(f"--ttl: expected a number followed by s, m, h or d, for example 8h, got {text[:32]!r}")
-    return int(found[1]) * _UNITS_S[found[2]] * 1_000
 
 
 def shown_time(ms: int) -> str:

@@ -79,6 +79,7 @@ class AsyncClient(ClosedAtExit):
         Raises:
             Unavailable: If no endpoint answers within `timeout_s` of the configuration.
             NotAuthenticated: If the servers reject the login.
+            ConfigError: If a certificate, key or password file cannot be used.
         """
         async with self._opening:
             if self._engine is None:

@@ -80,6 +80,7 @@ class Client(ClosedAtExit):
         Raises:
             Unavailable: If no endpoint answers within `timeout_s` of the configuration.
             NotAuthenticated: If the servers reject the login.
+            ConfigError: If a certificate, key or password file cannot be used.
         """
         with self._opening:
             if self._engine is None:

@@ -21,6 +21,10 @@ class ClusterView:
     def __init__(self, engine: RoutingEngine) -> None:
         self._engine = engine
 
+    def id(self) -> str:
+        """Return the cluster's id, assigned when it was founded; empty if no server has reported it."""
+        return self._engine.routing.cluster
+
     def partition_of(self, key: bytes) -> str:
         """Return the id of the partition that owns a key."""
         return self._engine.routing.partition_of(key)

@@ -15,7 +15,7 @@ from kvstore.partition.election.handover import PREPARE, PREPARE_S, TAKE, TAKE_S
 from kvstore.partition.election.ranking import RANK_DELAY_S, Incumbent
 from kvstore.partition.ports import Peers
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, ServerId
-from kvstore.wal.ports import LeaderLog
+from kvstore.wal.leading.leader_log import LeaderLog
 
 SERVING = "serving"
 """Method: returns whether a replica serves."""

@@ -40,7 +40,8 @@ from kvstore.partition.leading.leader import Leader
 from kvstore.partition.ports import Peers
 from kvstore.partition.state.state import ReplicaState
 from kvstore.types import PartitionId, Seq, ServerId
-from kvstore.wal.ports import LeaderLog, Logs
+from kvstore.wal.leading.leader_log import LeaderLog
+from kvstore.wal.log import PartitionLogs
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class Replica:
         partition: PartitionId,
         server: ServerId,
         claims: Claims,
-        logs: Logs,
+        logs: PartitionLogs,
         peers: Peers,
         state: ReplicaState,
         tail: Tail,

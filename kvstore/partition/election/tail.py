@@ -23,7 +23,9 @@ from kvstore.partition.state.engine import wait_caught_up, wait_resumable
 from kvstore.partition.state.state import ReplicaState
 from kvstore.types import PartitionId, Position, Seq
 from kvstore.wal.ledger_list import BEGINNING
-from kvstore.wal.ports import LogEntry, LogReader, Logs
+from kvstore.wal.log import PartitionLogs
+from kvstore.wal.ports import LogEntry
+from kvstore.wal.tailing.tail import TailReader
 
 log = logging.getLogger(__name__)
 
@@ -41,12 +43,16 @@ class Tail:
     """Follows the log from the position of the state, while `run` is running."""
 
     def __init__(
-        self, partition: PartitionId, state: ReplicaState, logs: Logs, install_snapshot: Callable[[], Awaitable[None]]
+        self,
+        partition: PartitionId,
+        state: ReplicaState,
+        logs: PartitionLogs,
+        install_snapshot: Callable[[], Awaitable[None]],
     ) -> None:
         self._partition, self._state, self._logs = partition, state, logs
         self._install_snapshot = install_snapshot
         self._progress = asyncio.Event()
-        self._reader: LogReader | None = None
+        self._reader: TailReader | None = None
         self.lost = ""
         """Why the listed log cannot be the one that was read before; empty if it can."""
         self.on_lost: Callable[[Position], None] = lambda _: None

@@ -23,7 +23,7 @@ from kvstore.partition.election.retention import LogRetention
 from kvstore.partition.state.state import ReplicaState
 from kvstore.ranges import PERIOD_MIN_S
 from kvstore.types import PartitionId, Seq, ServerId
-from kvstore.wal.ports import LeaderLog
+from kvstore.wal.leading.leader_log import LeaderLog
 
 log = logging.getLogger(__name__)
 

@@ -69,7 +69,7 @@ from kvstore.partition.state.traits import READS
 from kvstore.partition.transactions.ports import Participants
 from kvstore.partition.transactions.transactor import PREPARE_S, Transactor
 from kvstore.types import Position, Seq
-from kvstore.wal.ports import LeaderLog
+from kvstore.wal.leading.leader_log import LeaderLog
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,9 @@ from kvstore.partition.state.ownership import ImportedRange
 from kvstore.partition.state.state import ReplicaState
 from kvstore.types import Position
 from kvstore.wal.ledger_list import BEGINNING
-from kvstore.wal.ports import LogEntry, LogReader, Logs
-from kvstore.wal.tailing.tail import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX
+from kvstore.wal.log import PartitionLogs
+from kvstore.wal.ports import LogEntry
+from kvstore.wal.tailing.tail import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, TailReader
 
 FOLLOW_MS = 100
 CLOSE_ENTRIES, CLOSE_BYTES = 16, 256 << 10
@@ -39,13 +40,13 @@ class SourceFollower:
     """Follows the source of one move during one leadership of the target. `lead` returns the leader, and raises if the
     leadership is over."""
 
-    def __init__(self, state: ReplicaState, logs: Logs, lead: Callable[[], Leader]) -> None:
+    def __init__(self, state: ReplicaState, logs: PartitionLogs, lead: Callable[[], Leader]) -> None:
         self.rows = self.bytes = 0
         """Numbers logged here, for statistics."""
         self.read_to = BEGINNING
         """Position in the source's log. Entries behind IMPORT's tail, up to here, say nothing about the range."""
         self._state, self._logs, self._lead = state, logs, lead
-        self._reader: LogReader | None = None
+        self._reader: TailReader | None = None
         self._digest: RangeDigest | None = None
         self._steady = 0
         """Number of consecutive reads that brought everything there was."""

@@ -29,8 +29,8 @@ from kvstore.ring import Rings, steps
 from kvstore.ring.moves import Move, MoveId, MoveState
 from kvstore.types import PartitionId, Position, ServerId
 from kvstore.wal.ledger_list import BEGINNING
+from kvstore.wal.log import PartitionLogs
 from kvstore.wal.pins import Pins
-from kvstore.wal.ports import Logs
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Means:
     leading: Callable[[], Leader | None]
     rings: Rings
     pins: Pins
-    logs: Logs
+    logs: PartitionLogs
     peers: Peers
     source: Source
     reached: Callable[[str, MoveId], None] = lambda *_: None

@@ -337,7 +337,11 @@ class HttpConnection(asyncio.Protocol):
         if size > HEADERS_BYTES_MAX:
             self._refuse(431, f"expected at most {HEADERS_BYTES_MAX} bytes of headers, got {size}")
             return
-        version = parser.get_http_version()
+        version, hosts = parser.get_http_version(), len(lines.get("host", ()))
+        # Proxies and servers that choose different names would answer different requests (RFC 9112, 3.2).
+        if hosts > 1 or (not hosts and version == "1.1"):
+            self._refuse(400, f"expected one Host header, got {hosts}")
+            return
         length: int | None = int(lines["content-length"][0]) if "content-length" in lines else 0
         if "transfer-encoding" in lines:
             length = None

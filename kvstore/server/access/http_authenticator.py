@@ -4,6 +4,7 @@ permission. Also identifies callers of the gateway."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from kvstore.env.networks import network_of
 from kvstore.errors import NotAuthenticated, Overloaded, PermissionDenied, StoreError
@@ -61,6 +62,13 @@ class HttpAuthenticator:
         if found is not None:
             self._logins.note_authenticated(network_of(request.remote))
         return found or self._access.nobody
+
+    async def owner_of(self, request: HttpRequest) -> str:
+        """Return whose share of a limit an allowed request uses: that of its user, or that of the client's network if
+        the request has no user."""
+        with suppress(NotAuthenticated, Overloaded):  # the access table has changed meanwhile
+            return (await self.identify(request)).name or network_of(request.remote)
+        return network_of(request.remote)
 
     def may_open(self, identity: UserIdentity, path: str) -> bool:
         """Return True if the caller may open the page at `path`."""

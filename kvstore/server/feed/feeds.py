@@ -9,18 +9,18 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from kvstore.env import Clock, Env, Task
-from kvstore.env.networks import KnownNetworks
 from kvstore.env.nursery import TaskNursery
-from kvstore.env.shares import Shares
-from kvstore.errors import Corrupted, InvalidRequest, LedgerError, Overloaded, PositionTrimmed, StoreError, Unavailable
+from kvstore.env.shared_slots import SharedSlots
+from kvstore.errors import Corrupted, InvalidRequest, LedgerError, PositionTrimmed, StoreError, Unavailable
 from kvstore.meta import paths
 from kvstore.meta.layout import LayoutStore
 from kvstore.meta.store import MetadataStore
 from kvstore.partition.state.changes import Interest, first_seq_of, time_of
 from kvstore.ring import Ring, codec
-from kvstore.server.feed.tail import FeedCursor, FeedLogs, LiveTail, end_of, oldest_of
+from kvstore.server.feed.tail import FeedCursor, LiveTail, end_of, oldest_of
 from kvstore.server.placement.retirement import partitions_kept
 from kvstore.types import EntryId, PartitionId, Position, Seq
+from kvstore.wal.log import PartitionLogs
 from kvstore.wal.seek import SeekResult
 
 log = logging.getLogger(__name__)
@@ -40,20 +40,6 @@ FOLLOWS_MAX = 8
 """Maximum number of positions that one watch looks up at once. Each takes several sequential reads."""
 
 
-class OpenWatch:
-    """A watch that is being served. Its owner enters `timeout`, which ends when another watch needs its slot."""
-
-    __slots__ = ("is_displaced", "timeout", "wake")
-
-    def __init__(self, wake: Callable[[], None]) -> None:
-        self.wake, self.timeout, self.is_displaced = wake, asyncio.timeout(None), False
-
-    def displace(self) -> None:
-        self.is_displaced = True
-        if not self.timeout.expired():
-            self.timeout.reschedule(asyncio.get_running_loop().time())
-
-
 class Feeds:
     """The feeds of one server. `close` ends everything that they have started."""
 
@@ -61,7 +47,7 @@ class Feeds:
         self,
         env: Env,
         store: MetadataStore,
-        logs: FeedLogs,
+        logs: PartitionLogs,
         known_ring: Callable[[], Ring],
         latest: Callable[[PartitionId], Awaitable[int]],
         cluster: str = "",
@@ -80,8 +66,9 @@ class Feeds:
         self._turns = asyncio.Semaphore(LOG_READS_MAX)
         self._ring_version = 0
         self._cluster = cluster
-        self._watches: Shares[OpenWatch] = Shares(KnownNetworks())
-        """The watches by owner. No owner counts as known, so all of them share the slots alike."""
+        self.slots = SharedSlots(WATCHES_MAX, "watches")
+        self._wakes: dict[Callable[[], None], None] = {}
+        """The functions that wake the watches."""
         self._tails: dict[PartitionId, tuple[LiveTail, Task]] = {}
         self._idle: dict[PartitionId, asyncio.TimerHandle] = {}
 
@@ -107,29 +94,24 @@ class Feeds:
         version = self.ring().version
         if version != self._ring_version:
             self._ring_version = version
-            for watch in self._watches:
-                watch.wake()
+            for wake in self._wakes:
+                wake()
 
-    def admit(self, wake: Callable[[], None], owner: str) -> OpenWatch:
-        """Register a watch. `wake` is called when the ring has changed. `owner` is the user or the network of the
-        client. Raises Overloaded if there are already WATCHES_MAX watches and no owner has more than this one."""
-        watch = OpenWatch(wake)
-        if self.watches >= WATCHES_MAX:
-            displaced = self._watches.displaced_by(owner)
-            if displaced is None:
-                raise Overloaded(full(self.watches))
-            self.leave(displaced)
-            displaced.displace()
-        self._watches.add(watch, owner)
-        self.watches_total += 1
-        return watch
-
-    def leave(self, watch: OpenWatch) -> None:
-        self._watches.discard(watch)
+    @asynccontextmanager
+    async def place(self, wake: Callable[[], None], owner: str) -> AsyncIterator[None]:
+        """Hold a slot for a watch while the context is open. `wake` is called when the ring has changed. `owner` and
+        the errors are those of SharedSlots.place."""
+        async with self.slots.place(owner):
+            self.watches_total += 1
+            self._wakes[wake] = None
+            try:
+                yield
+            finally:
+                del self._wakes[wake]
 
     @property
     def watches(self) -> int:
-        return len(self._watches)
+        return len(self.slots)
 
     async def newest_ring(self) -> Ring:
         """Read the current ring from the metadata store. Raises MetadataError."""
@@ -291,11 +273,6 @@ class Feeds:
         if found is not None and not found[0].is_watched:
             del self._tails[partition]
             found[1].cancel()
-
-
-def full(watches: int) -> str:
-    """Return the reason why a watch is refused or ended while this many are open."""
-    return f"expected at most {WATCHES_MAX} watches on one server, {watches} are open; retry on another server"
 
 
 async def in_each(wanted: Sequence[T], work: Callable[[T], Awaitable[None]]) -> None:

@@ -19,15 +19,16 @@ import logging
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from kvstore.env.nursery import shielded
 from kvstore.errors import Corrupted, LedgerError, MetadataError, NoSuchLedger, PositionTrimmed, StoreError, Unavailable
 from kvstore.partition.state.changes import FeedEntry, Interest, feed_entry_of
 from kvstore.types import NO_ENTRY, PartitionId, Position, Seq
 from kvstore.wal.ledger_list import BEGINNING
-from kvstore.wal.ports import LogEntry, LogReader
+from kvstore.wal.log import PartitionLogs
+from kvstore.wal.ports import LogEntry
 from kvstore.wal.seek import SeekResult
+from kvstore.wal.tailing.tail import TailReader
 
 log = logging.getLogger(__name__)
 
@@ -44,22 +45,6 @@ RETRY_S = 0.1
 PATIENCE_S = 10.0
 
 
-class Seeking(Protocol):
-    """The part of kvstore.wal.seek.Seeker that this module uses."""
-
-    async def end(self, partition: PartitionId, *, for_good: bool = False) -> SeekResult: ...
-    async def last(self, partition: PartitionId, is_before: Callable[[bytes], bool]) -> SeekResult: ...
-
-
-class FeedLogs(Protocol):
-    """Access to logs for feeds (kvstore.wal.log)."""
-
-    @property
-    def seeker(self) -> Seeking: ...
-
-    def reader(self, partition: PartitionId, after: Position | None, *, batch_bytes: int = ...) -> LogReader: ...
-
-
 def end_of(found: SeekResult) -> tuple[Position, Seq, int]:
     """Return the position, the sequence and the record time of a place in a log. Raises Corrupted."""
     if found.payload is None:
@@ -72,7 +57,7 @@ def end_of(found: SeekResult) -> tuple[Position, Seq, int]:
 class LiveTail:
     """Reads new entries of one partition's log into a window. Its owner must keep `run` running."""
 
-    def __init__(self, partition: PartitionId, logs: FeedLogs) -> None:
+    def __init__(self, partition: PartitionId, logs: PartitionLogs) -> None:
         self.partition = partition
         self.window: deque[FeedEntry] = deque()
         self.floor, self.end = BEGINNING, BEGINNING
@@ -207,7 +192,7 @@ class FeedCursor:
     def __init__(
         self,
         tail: LiveTail,
-        logs: FeedLogs,
+        logs: PartitionLogs,
         turns: asyncio.Semaphore,
         interest: Interest,
         wake: Callable[[], None],
@@ -225,7 +210,7 @@ class FeedCursor:
         self._touched = None if position == tail.end else (position, seq)
         """Nothing of interest lies before this position; None: nor after it, up to the tail's end."""
         self._ahead: deque[FeedEntry] = deque()
-        self._reader: LogReader | None = None
+        self._reader: TailReader | None = None
         self._has_jumped = False
         """True if the log reader is at another position."""
         tail.join(self)

@@ -16,7 +16,7 @@ from kvstore.env.events import wait_within
 from kvstore.errors import MetadataError, Overloaded, Retryable, StoreError, Unavailable
 from kvstore.partition.state.changes import DELETED, EXPIRED, FeedEntry, Interest
 from kvstore.proto import kv_pb2
-from kvstore.server.feed.feeds import Feeds, full, in_each
+from kvstore.server.feed.feeds import Feeds, in_each
 from kvstore.server.feed.pages import interest_in
 from kvstore.server.feed.tail import FeedCursor
 from kvstore.server.feed.watch_plan import FeedToFollow, WatchPlan
@@ -49,15 +49,12 @@ async def send_watch(feeds: Feeds, request: kv_pb2.WatchRequest, stream: Writes,
     interest = interest_in(request.start, request.end)
     heartbeat_s = request.heartbeat_ms / 1000 or HEARTBEAT_S
     watch = Watch(feeds, interest, heartbeat_s=heartbeat_s, keys_only=request.keys_only)
-    opened = feeds.admit(watch.wake, owner)
     try:
-        async with opened.timeout:
+        async with feeds.place(watch.wake, owner):
             async for message in watch.messages(request.after, request.seen):
                 async with asyncio.timeout(SLOW_S):
                     await stream.write(message)
     except TimeoutError:
-        if opened.is_displaced:
-            raise Overloaded(full(feeds.watches)) from None
         feeds.slow_total += 1
         raise Overloaded(f"the client has read nothing for {SLOW_S:g} s; continue from its position") from None
     except MetadataError as error:
@@ -65,7 +62,6 @@ async def send_watch(feeds: Feeds, request: kv_pb2.WatchRequest, stream: Writes,
         log.info("a watch ended, because the metadata store failed: %s", error)
         raise Unavailable("the metadata store cannot be read now") from error
     finally:
-        feeds.leave(opened)
         await watch.close()
 
 

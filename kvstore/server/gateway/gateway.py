@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
@@ -18,6 +19,7 @@ from msgspec import UNSET
 from kvstore.access import Right
 from kvstore.env import Env
 from kvstore.env.histogram import Histogram
+from kvstore.env.networks import network_of
 from kvstore.errors import (
     ConditionFailed,
     InvalidRequest,
@@ -51,7 +53,7 @@ from kvstore.server.grpc.session import progress_of
 from kvstore.server.routing.ask import ask_session
 from kvstore.server.routing.backend import Backend, Submits
 from kvstore.server.routing.pending import check_one_partition
-from kvstore.server.routing.scan_slots import ScanSlots
+from kvstore.server.routing.scan_slots import ScanSlot, ScanSlots
 
 OWN_SITE = frozenset(("none", "same-origin"))
 """Values of Sec-Fetch-Site with which a browser may write: its user typed the address, or the page is from this
@@ -98,11 +100,9 @@ class Gateway:
         shared by all endpoints. `connections_max` is the connection limit of the HTTP port."""
         self._env, self._backend, self._server, self._authenticator = env, backend, server, authenticator
         self._batches = batches
-        self._watches = HttpWatches(feeds, authenticator)
+        self._watches = HttpWatches(feeds, authenticator, max(1, connections_max // WATCHES_SHARE))
         self._scans = ScanSlots(env.clock.now) if scans is None else scans
-        self._capacity = GatewayCapacity(
-            max(1, connections_max // REQUESTS_SHARE), max(1, connections_max // WATCHES_SHARE)
-        )
+        self._capacity = GatewayCapacity(max(1, connections_max // REQUESTS_SHARE))
         self._is_closing = False
         self._document = document()
         self._histograms = {
@@ -131,8 +131,8 @@ class Gateway:
         return {
             "http_request_s": self._histograms,
             "http_requests": self._capacity.requests,
-            "http_watches": self._capacity.watches,
-            "http_overloaded_total": self._capacity.refused,
+            "http_watches": len(self._watches.slots),
+            "http_overloaded_total": self._capacity.refused + self._watches.slots.refused,
         }
 
     async def answer(self, request: HttpRequest) -> None:
@@ -146,10 +146,9 @@ class Gateway:
             if self._is_closing:
                 raise Unavailable("the node is stopping; use another node")
             if route.answer is ResponseKind.EVENTS:
-                with self._capacity.watch():
-                    await self._watch(request, route, query)
+                await self._watch(request, route, query)
                 return
-            with self._capacity.request() as held:
+            with self._capacity.request(network_of(request.remote)) as held:
                 reply = await self._reply(request, route, key, query, held)
                 held.take(len(reply.body), must=route.is_write)
                 self._measure(route, key, began)
@@ -306,13 +305,16 @@ class Gateway:
 
     # ── all partitions ────────────────────────────────────────────────────────────────────────────────────────────────
 
+    def _scan_slot(self, call: GatewayCall) -> AbstractAsyncContextManager[ScanSlot]:
+        return self._scans.place(call.identity.name, network_of(call.request.remote))
+
     async def _scan(self, call: GatewayCall) -> HttpResponse:
         await self._no_body(call)
         page = requests.scan_of(call.asked, call.token)
         found: list[tuple[bytes, Any]] = []
         size, next_ = 0, None
         try:
-            async with asyncio.timeout(call.timeout_ms / 1000), self._scans.place(call.identity.name) as place:
+            async with asyncio.timeout(call.timeout_ms / 1000), self._scan_slot(call) as place:
                 if page.end and page.start >= page.end:
                     return answers.page_reply((), None, as_base64=call.as_base64, keys_only=page.keys_only)
                 async for message in scan_pages(call.backend, partial(ask_session, call.backend), page, place):
@@ -331,7 +333,7 @@ class Gateway:
         bounds, level = requests.bounds_of(call.asked), routes.LEVELS.index(call.asked.get(routes.LEVEL))
         ask = partial(ask_session, call.backend)
         try:
-            async with asyncio.timeout(call.timeout_ms / 1000), self._scans.place(call.identity.name):
+            async with asyncio.timeout(call.timeout_ms / 1000), self._scan_slot(call):
                 count = await count_range(call.backend, ask, bounds, level, call.token)
         except TimeoutError:
             raise Unavailable(f"no answer within {call.timeout_ms} ms") from None
@@ -347,7 +349,7 @@ class Gateway:
             raise
         until = self._env.clock.now() + timeout_s / 2
         try:
-            async with asyncio.timeout(timeout_s), self._scans.place(call.identity.name) as place:
+            async with asyncio.timeout(timeout_s), self._scan_slot(call) as place:
                 deleted, next_ = await delete_range(
                     call.backend, self._env.clock, wanted, place, until=until, take=call.held.take
                 )

@@ -16,6 +16,7 @@ from collections.abc import Callable
 import msgspec
 
 from kvstore.env.networks import network_of
+from kvstore.env.shared_slots import SharedSlots
 from kvstore.errors import NotAuthenticated, PermissionDenied, StoreError, Unavailable
 from kvstore.proto import kv_pb2
 from kvstore.rpc.http.messages import HttpRequest
@@ -58,8 +59,9 @@ class _OpenWatch:
 class HttpWatches:
     """The watches that one server serves over HTTP."""
 
-    def __init__(self, feeds: Feeds, authenticator: HttpAuthenticator) -> None:
+    def __init__(self, feeds: Feeds, authenticator: HttpAuthenticator, watches_max: int) -> None:
         self._feeds = feeds
+        self.slots = SharedSlots(watches_max, "HTTP watches")
         self._open: dict[_OpenWatch, None] = {}
         self._forget = authenticator.on_change(self._recheck)
 
@@ -82,10 +84,11 @@ class HttpWatches:
         changes; the watch then ends, and `note` is called with that error. `user` is empty if access control is off.
         Raises StoreError only if nothing has been sent yet."""
         stream, opened = EventStream(request, asked), _OpenWatch(check)
+        owner = user or network_of(request.remote)
         self._open[opened] = None
         try:
-            async with opened.timeout:
-                await send_watch(self._feeds, watch, stream, user or network_of(request.remote))
+            async with opened.timeout, self.slots.place(owner):
+                await send_watch(self._feeds, watch, stream, owner)
         except ConnectionError:
             return
         except TimeoutError:

@@ -17,6 +17,7 @@ from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.store import MetadataStore, SessionState
 from kvstore.partition.election.leader_znode import Claims
+from kvstore.partition.partition import Partition
 from kvstore.proto import admin_pb2, admin_pb2_grpc
 from kvstore.rpc.calls import Few
 from kvstore.server.access.identities import Access
@@ -24,7 +25,7 @@ from kvstore.server.balance.balancer import Balancer
 from kvstore.server.grpc.access_admin import AccessAdmin
 from kvstore.server.grpc.namespace_admin import NamespaceAdmin
 from kvstore.server.grpc.ring_admin import RingAdmin, RingSource
-from kvstore.server.grpc.transaction_admin import HostedReplica, TransactionAdmin
+from kvstore.server.grpc.transaction_admin import TransactionAdmin
 from kvstore.server.namespaces.keeper import Keeper
 from kvstore.server.routing.backend import Backend
 from kvstore.server.status.ledger_survey import LedgerSurvey
@@ -73,7 +74,7 @@ class AdminSource(RingSource, Protocol):
         """Accept operations again. Returns True if the node was draining. Raises Unavailable."""
         ...
 
-    def hosted(self) -> Mapping[PartitionId, HostedReplica]:
+    def hosted(self) -> Mapping[PartitionId, Partition]:
         """Return the local replicas."""
         ...
 

@@ -9,13 +9,16 @@ its own process to run.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import Any, Protocol
 
 import grpc
 
 from kvstore.env import Env
-from kvstore.errors import InvalidRequest, NoSuchPin, NotCaughtUp, Overloaded, StoreError, Unavailable
+from kvstore.env.shared_slots import SharedSlots
+from kvstore.errors import InvalidRequest, NoSuchPin, NotCaughtUp, StoreError, Unavailable
 from kvstore.partition.leading.batch_delay import STARVED_FULL
 from kvstore.partition.state.engine import ViewClosed
 from kvstore.partition.state.pinned_scan import PinnedScan
@@ -24,15 +27,20 @@ from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import TokenSpan
 from kvstore.proto import data_pb2, data_pb2_grpc
 from kvstore.ring.hashing import TOKENS
+from kvstore.rpc.callers import owner_of
 from kvstore.rpc.calls import Few, check_cluster
 from kvstore.rpc.status import abort
 from kvstore.server.feed.pinned_outcomes import PinnedOutcomes
 from kvstore.server.feed.pins import PinKeeper, PinsSource
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
 
+log = logging.getLogger(__name__)
+
 Context = grpc.aio.ServicerContext[Any, Any]
 PAGE_BYTES, PAGE_BYTES_MAX = 512 << 10, 2 << 20
 STREAMS_MAX = 64
+"""Maximum number of concurrent pinned reads. A further read displaces the oldest one of the user or network with the
+most reads, or is refused if no other has more than its own."""
 SLICE_S, SLICE_STARVED_S, PAUSE_S = 0.0007, 0.0014, 0.001
 """Seconds for which all reads together may hold the event loop, normally and when processors are scarce, and seconds
 for which they then leave it alone. A timer is no finer than the pause."""
@@ -53,12 +61,13 @@ class DataSource(PinsSource, Protocol):
 class Data(data_pb2_grpc.DataServicer):
     """The gRPC service `kvstore.v1.Data`: pins, and reads at pinned positions."""
 
-    def __init__(self, env: Env, source: DataSource) -> None:
-        self._env, self._source = env, source
+    def __init__(self, env: Env, source: DataSource, caller: Callable[[], str] = lambda: "") -> None:
+        """`caller` returns the user of the current call; empty if access control is off."""
+        self._env, self._source, self._caller = env, source, caller
         self._keeper = PinKeeper(env, source)
         self._outcomes = PinnedOutcomes(source)
         self._turn = asyncio.Lock()
-        self._streams = 0
+        self._reads = SharedSlots(STREAMS_MAX, "concurrent pinned reads")
         self._surveys = Few("calls of Pins")
 
     async def close(self) -> None:
@@ -91,24 +100,20 @@ class Data(data_pb2_grpc.DataServicer):
         except StoreError as error:
             await abort(context, error)
 
-    async def ReadPinned(
+    async def ReadPinned(  # type: ignore[override]  # gRPC takes coroutines that write to the context as well
         self, request: data_pb2.ReadPinnedRequest, context: Context
-    ) -> AsyncIterator[data_pb2.PinnedPage]:
-        self._streams += 1
+    ) -> None:
         try:
-            if self._streams > STREAMS_MAX:
-                raise Overloaded(
-                    f"expected at most {STREAMS_MAX} concurrent pinned reads at this server, got one "
-                    "more; try again later"
-                )
-            async for page in self.pages(request):
-                yield page
+            owner = owner_of(self._caller(), context)
+            async with self._reads.place(owner), aclosing(self.pages(request)) as pages:
+                async for page in pages:
+                    await context.write(page)
         except StoreError as error:
             await abort(context, error)
-        finally:
-            self._streams -= 1
+        except grpc.aio.BaseError as error:
+            log.debug("the client of a pinned read disconnected: %r", error)
 
-    async def pages(self, request: data_pb2.ReadPinnedRequest) -> AsyncIterator[data_pb2.PinnedPage]:
+    async def pages(self, request: data_pb2.ReadPinnedRequest) -> AsyncGenerator[data_pb2.PinnedPage]:
         """Yield the pages of a read at a pinned position. Raises StoreError."""
         held, state = await self._held(request)
         try:

@@ -13,6 +13,7 @@ import grpc
 
 from kvstore.env import Env
 from kvstore.env.events import wait_within
+from kvstore.env.shared_slots import SharedSlots
 from kvstore.errors import (
     InvalidRequest,
     MetadataError,
@@ -27,6 +28,7 @@ from kvstore.meta.store import MetadataStore
 from kvstore.partition.state.changes import Interest
 from kvstore.proto import feed_pb2, feed_pb2_grpc
 from kvstore.ring import PartitionState, Ring
+from kvstore.rpc.callers import owner_of
 from kvstore.rpc.calls import Few, check_cluster
 from kvstore.rpc.status import abort
 from kvstore.server.feed.feeds import Feeds
@@ -43,7 +45,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 WAIT_MAX_MS = 20_000
 CALLS_MAX = 256
-"""Maximum number of concurrent calls of Changes. Further calls are refused."""
+"""Maximum number of concurrent calls of Changes. A further call displaces the oldest one of the user or network with
+the most calls, or is refused if no other has more than its own."""
 KEPT_MAX = 64
 KEPT_S = 30.0
 """Seconds for which the position of a reader is kept for its next call, so that it need not be looked up again."""
@@ -67,15 +70,23 @@ class ReaderPosition(NamedTuple):
 class FeedService(feed_pb2_grpc.FeedServicer):
     """The gRPC service `kvstore.v1.Feed`: positions, pages of changes, and holds on logs."""
 
-    def __init__(self, env: Env, backend: Backend, feeds: Feeds, store: MetadataStore) -> None:
-        self._env, self._backend, self._feeds = env, backend, feeds
+    def __init__(
+        self,
+        env: Env,
+        backend: Backend,
+        feeds: Feeds,
+        store: MetadataStore,
+        caller: Callable[[], str] = lambda: "",
+    ) -> None:
+        """`caller` returns the user of the current call; empty if access control is off."""
+        self._env, self._backend, self._feeds, self._caller = env, backend, feeds, caller
         self._lists = LedgerLists(store)
         # A log that is about to be removed is only in the readers' list, and still waits for pins (docs/protocol.md
         # H5).
         self._pins = Pins(store, ReadersLists(store))
         self._kept: dict[tuple[str, int, bytes, bytes], tuple[ReaderPosition, float]] = {}
         self._sweep: asyncio.TimerHandle | None = None
-        self._running = 0
+        self._readers = SharedSlots(CALLS_MAX, "concurrent readers of changes")
         self._surveys, self._holding = Few("calls of Positions"), Few("calls of Hold")
 
     def close(self) -> None:
@@ -131,21 +142,11 @@ class FeedService(feed_pb2_grpc.FeedServicer):
     # ── changes ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def Changes(self, request: feed_pb2.ChangesRequest, context: Context) -> feed_pb2.ChangesResponse:
-        if self._running >= CALLS_MAX:
-            await abort(
-                context,
-                Overloaded(
-                    f"expected fewer than {CALLS_MAX} concurrent readers of changes at this server, "
-                    f"got {self._running}; try again later"
-                ),
-            )
-        self._running += 1
         try:
-            return await self._changes(request)
+            async with self._readers.place(owner_of(self._caller(), context)):
+                return await self._changes(request)
         except StoreError as error:
             await abort(context, _seen_outside(error))
-        finally:
-            self._running -= 1
 
     async def _changes(self, request: feed_pb2.ChangesRequest) -> feed_pb2.ChangesResponse:
         await self._check_cluster(request.cluster)

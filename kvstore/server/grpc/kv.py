@@ -18,7 +18,7 @@ from kvstore.errors import OutcomeUnknown, Refused, StoreError, Unavailable
 from kvstore.partition.state.commands import Code, Delete, Flag, Get, Op, Put, Result
 from kvstore.partition.state.traits import check_options
 from kvstore.proto import kv_pb2, kv_pb2_grpc
-from kvstore.rpc.callers import caller_of
+from kvstore.rpc.callers import caller_of, owner_of
 from kvstore.rpc.calls import check_cluster
 from kvstore.rpc.channels import TIMEOUT_DEFAULT_MS
 from kvstore.rpc.status import abort
@@ -213,7 +213,7 @@ class KV(kv_pb2_grpc.KVServicer):
             check_numbers(0, *request.token.values())
             check_operation_sizes(Code.SCAN, request.start, b"")
             check_operation_sizes(Code.SCAN, request.end, b"")
-            async with self._scans.place(self._caller()) as place:
+            async with self._scans.place(self._caller(), address_of(caller_of(context))) as place:
                 backend = self._guarded(self._backend)
                 async for page in scan_pages(backend, partial(ask_session, backend), request, place):
                     await place.wait_read(context.write(page))
@@ -229,7 +229,7 @@ class KV(kv_pb2_grpc.KVServicer):
             for bound in (request.start, request.end, request.prefix):
                 check_operation_sizes(Code.SCAN, bound, b"")
             backend = self._guarded(self._backend)
-            async with self._scans.place(self._caller()) as place:
+            async with self._scans.place(self._caller(), address_of(caller_of(context))) as place:
                 return await one_page(backend, partial(ask_session, backend), self._env.clock, request, place)
         except StoreError as error:
             await abort(context, error)
@@ -240,8 +240,7 @@ class KV(kv_pb2_grpc.KVServicer):
         if self._feeds is None:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this server has no change feed")
         try:
-            owner = self._caller() or address_of(caller_of(context))
-            await send_watch(self._feeds, request, context, owner)
+            await send_watch(self._feeds, request, context, owner_of(self._caller(), context))
         except StoreError as error:
             await abort(context, error)
         except grpc.aio.BaseError as error:

@@ -63,8 +63,8 @@ class GrpcListener:
         of_call = guarded if interceptors else gate.guarded
         sessions, cluster, scans = source.streams.sessions, source.cluster, source.scans
         self._kv = KV(env, backend, server, source.feeds, sessions, of_call, cluster, scans, gate.user)
-        self._feed = FeedService(env, backend, source.feeds, source.store)
-        self._data = Data(env, source)
+        self._feed = FeedService(env, backend, source.feeds, source.store, gate.user)
+        self._data = Data(env, source, gate.user)
         admin = Admin(env, source, backend)
 
         def audited(server: grpc.aio.Server) -> grpc.aio.Server:

@@ -9,6 +9,8 @@ from google.protobuf.message import DecodeError
 from msgspec import MsgspecError
 
 from kvstore.env import Stream, StreamHandler
+from kvstore.env.networks import network_of
+from kvstore.env.shares import largest_of_largest
 from kvstore.errors import InvalidRequest
 from kvstore.proto import compact, kv_pb2
 from kvstore.proto.frames import FrameReader
@@ -36,7 +38,8 @@ OUTPUT_HIGH_BYTES = 256 << 10
 """Bytes of answers that the client has not read. Above it, further answers wait as results, within the limits of a
 session."""
 INPUT_BYTES_MAX = 256 << 20
-"""Maximum number of bytes of incomplete frames, over all streams. A stream that would exceed it is disconnected."""
+"""Maximum number of bytes of incomplete frames, over all streams. Above it, the stream with the most, of the network
+with the most, is disconnected."""
 
 
 class SessionStreams:
@@ -92,6 +95,12 @@ class SessionStreams:
     def forget(self, handler: SessionStream) -> None:
         self._open.pop(handler, None)
 
+    def bound_input(self) -> None:
+        """Disconnect streams until the incomplete frames of all others fit."""
+        while self.input_bytes > INPUT_BYTES_MAX:
+            held = ((each, each.network, each.held_bytes) for each in self._open if each.held_bytes)
+            largest_of_largest(held).abandon_input()
+
     def statistics(self) -> dict[str, int]:
         return {"session_streams": len(self._open), "session_streams_input_bytes": self.input_bytes}
 
@@ -106,12 +115,17 @@ class SessionStream:
         self._frames = FrameReader(MESSAGE_BYTES_MAX)
         self._waiting: list[bytes] = []
         """Frames that arrived while there was no capacity."""
-        self._held = 0
+        self.held_bytes = 0
         """Bytes that the owner counts for this stream."""
         self._is_taking = self._is_paused = self._may_write = self._is_accepted = self._is_closing = False
         self._identity: UserIdentity | None = None
         self._authenticated: Callable[[], object] = bool
         stream.set_write_buffer_limits(high=OUTPUT_HIGH_BYTES)
+
+    @property
+    def network(self) -> str:
+        """The client's network."""
+        return network_of(str((self._stream.get_extra_info("peername") or ("?", 0))[0]))
 
     # ── authentication ──
 
@@ -173,7 +187,7 @@ class SessionStream:
             return self._end("the client sent a message before the greeting was answered")
         frames = self._frames
         bodies = frames.feed(data)
-        if frames.buffered_bytes or self._held:
+        if frames.buffered_bytes or self.held_bytes:
             self._note_input(frames.buffered_bytes)
         if frames.fault:
             self._end(frames.fault)
@@ -259,10 +273,15 @@ class SessionStream:
             self._take(waiting)
 
     def _note_input(self, held: int) -> None:
-        self._owner.input_bytes += held - self._held
-        self._held = held
-        if held and self._owner.input_bytes > INPUT_BYTES_MAX:
-            self._end("the server holds too many incomplete frames")
+        self._owner.input_bytes += held - self.held_bytes
+        self.held_bytes = held
+        if held:
+            self._owner.bound_input()
+
+    def abandon_input(self) -> None:
+        """Disconnect the client, because the server holds too many incomplete frames."""
+        self._note_input(0)
+        self._end("the server holds too many incomplete frames")
 
     def _end(self, why: str) -> None:
         log.warning("closed a session on the Redis port: %s", why)

@@ -12,10 +12,10 @@ from kvstore.env.ports import Clock
 from kvstore.errors import InvalidRequest, MetadataError, NoSuchNode, OutcomeUnknown, StoreError, Unavailable
 from kvstore.meta import paths
 from kvstore.meta.store import MetadataStore
+from kvstore.partition.partition import Partition
 from kvstore.partition.state.commands import Result, Sink
 from kvstore.partition.state.decisions import Decision
 from kvstore.partition.state.intents import Intent
-from kvstore.partition.state.state import ReplicaState
 from kvstore.proto import admin_pb2
 from kvstore.server.routing.backend import Topology
 from kvstore.types import PartitionId, ServerId
@@ -28,16 +28,6 @@ LOST_S = 60.0
 """Seconds for which a home must have had no leader before it counts as lost. A change of leaders takes a few."""
 
 
-class HostedReplica(Protocol):
-    """A local replica. Implemented by kvstore.partition.partition.Partition."""
-
-    state: ReplicaState
-
-    @property
-    def serving(self) -> bool: ...
-    def abandon(self, intents: Sequence[Intent], sink: Sink) -> None: ...
-
-
 class TransactionSource(Protocol):
     """The node whose transactions are shown."""
 
@@ -47,7 +37,7 @@ class TransactionSource(Protocol):
     def topology(self) -> Topology: ...
     @property
     def store(self) -> MetadataStore: ...
-    def hosted(self) -> Mapping[PartitionId, HostedReplica]: ...
+    def hosted(self) -> Mapping[PartitionId, Partition]: ...
 
 
 class TransactionAdmin:
@@ -175,7 +165,7 @@ class TransactionAdmin:
         )
 
 
-async def _abandoned(partition: PartitionId, replica: HostedReplica, intents: Sequence[Intent]) -> None:
+async def _abandoned(partition: PartitionId, replica: Partition, intents: Sequence[Intent]) -> None:
     """Log that the attempts of these intents are aborted. Raises StoreError."""
     for each in intents:
         log.warning(

@@ -19,7 +19,7 @@ from prometheus_client.core import Metric
 
 from kvstore.env import Listener, Transport
 from kvstore.env.beat import Beat
-from kvstore.env.networks import KnownNetworks
+from kvstore.env.networks import KnownNetworks, network_of
 from kvstore.errors import PermissionDenied, StoreError, Unavailable
 from kvstore.rpc.http.connection import HttpServer
 from kvstore.rpc.http.messages import HttpRequest, HttpResponse, path_and_query, text_response
@@ -264,7 +264,9 @@ class HttpListener:
         async def may_continue() -> bool:
             return self.authenticator is None or await self.authenticator.refusal_or_none(request) is None
 
-        return await dashboard.live(request, may_continue)
+        known = self.authenticator
+        owner = network_of(request.remote) if known is None else await known.owner_of(request)
+        return await dashboard.live(request, may_continue, owner)
 
     def _status(self, request: HttpRequest) -> HttpResponse:
         """Redirect clients that accept HTML, as browsers do, to the dashboard. All other clients get JSON."""

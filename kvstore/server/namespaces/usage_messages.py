@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
-
-from kvstore.namespaces import Book, NamespaceTable
+from kvstore.namespaces import NamespaceTable
 from kvstore.proto import admin_pb2
+from kvstore.server.namespaces.keeper import Keeper
 
 
-class NamespaceUsage(Protocol):
-    """The usage known to this server. Implemented by kvstore.server.namespaces.keeper.Keeper."""
-
-    @property
-    def book(self) -> Book: ...
-    def refusals(self) -> Mapping[str, Mapping[str, int]]: ...
-    def refused_ago_s(self) -> Mapping[str, Mapping[str, float]]: ...
-
-
-def messages_of(known: NamespaceUsage, table: NamespaceTable) -> list[admin_pb2.Namespace]:
+def messages_of(known: Keeper, table: NamespaceTable) -> list[admin_pb2.Namespace]:
     """Return the messages of all namespaces in a table."""
     refusals, ago_s = known.refusals(), known.refused_ago_s()
     found = []

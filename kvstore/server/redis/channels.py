@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple, Protocol
 
+from kvstore.env.shares import may_take
 from kvstore.server.redis import replies
 from kvstore.server.redis.channel_work import ChannelWork
 from kvstore.server.redis.plans import CommandError
@@ -77,8 +78,7 @@ class _Share:
 class Channels:
     """The subscriptions of all clients of one server.
 
-    An owner may use no more of a limit than it leaves free. So one user or network takes half of it, the next one a
-    quarter, and another one always finds some.
+    An owner, a user or a network, may use no more of a limit than it leaves free (kvstore/env/shares.py).
     """
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class Channels:
         self._check_share(subscriber, len(new))
         more = sum(_wild_bytes(each) for each in new if each not in self._patterns)
         own = self._share(subscriber).patterns.keys() | new
-        if more and sum(map(_wild_bytes, own)) > WILD_BYTES_MAX - self._wild_bytes - more:
+        if more and not may_take(sum(map(_wild_bytes, own)), WILD_BYTES_MAX - self._wild_bytes - more):
             raise CommandError(
                 f"ERR expected at most {WILD_BYTES_MAX} bytes of patterns after their first wildcards at this node, "
                 "and at most as many of one user or network as are free; got more"
@@ -173,7 +173,7 @@ class Channels:
 
     def _check_share(self, subscriber: Subscriber, more: int) -> None:
         free = SUBSCRIPTIONS_MAX - self.subscriptions - more
-        if more and self._share(subscriber).subscriptions + more > free:
+        if more and not may_take(self._share(subscriber).subscriptions + more, free):
             raise CommandError(
                 f"ERR expected at most {SUBSCRIPTIONS_MAX} subscriptions to this node, and at most as many of one "
                 "user or network as are free; got more"

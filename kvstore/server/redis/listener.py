@@ -11,7 +11,7 @@ from typing import Any
 from kvstore.env import Env, Listener, Stream, StreamHandler
 from kvstore.env.histogram import Histogram
 from kvstore.env.networks import network_of
-from kvstore.env.shares import Shares
+from kvstore.env.shares import Shares, largest_of_largest
 from kvstore.namespaces.rates import Rates
 from kvstore.partition.state.commands import Op
 from kvstore.ring.hashing import SLOTS_HASH
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 INPUT_BYTES_MAX = 256 << 20
 """Maximum number of bytes of incomplete and waiting commands, over all connections. Above this limit, the connection
-with the most is closed, and unauthenticated ones before others."""
+with the most, of the network with the most, is closed, and unauthenticated ones before others."""
 CLOSE_S = 1.0
 """Time in seconds that a stop waits for operations in flight and for clients to read their replies. Clients get no
 reply to operations that take longer."""
@@ -257,8 +257,12 @@ class RespServer:
         else:
             del self._input[connection]
         while self._input_bytes > INPUT_BYTES_MAX:
-            # unauthenticated connections before users; among equal ones the one that has held its input longest
-            largest = max(self._input, key=lambda each: (each.is_unauthenticated(), self._input[each]))
+            has_unauthenticated = any(each.is_unauthenticated() for each in self._input)
+            largest = largest_of_largest(
+                (each, network_of(each.host), held)
+                for each, held in self._input.items()
+                if each.is_unauthenticated() or not has_unauthenticated
+            )
             largest.abandon("ERR the server holds too many incomplete commands; try again")
 
     def wait_for_capacity(self, connection: Holder, size: int) -> None:

@@ -1,5 +1,10 @@
 """Limits the number of scans on a server and the memory that they hold. Each scan holds a page of every partition
-while its reader reads slowly."""
+while its reader reads slowly.
+
+A scan that is read keeps its slot to its end, because the work of a count or of `KEYS` would be lost. So that one
+client cannot keep the others out, a user or a network takes no more slots than it leaves free (kvstore/env/shares.py).
+The same holds for its waiting scans.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +12,18 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 from kvstore.env.events import wait_within
+from kvstore.env.shares import may_take_slot
 from kvstore.errors import Overloaded
 
 SCANS_MAX = 32
+"""Maximum number of scans. One user or network takes at most half of the slots."""
 SCANS_OF_USER_MAX = 8
 """Maximum number of scans of one user, over all endpoints and connections."""
 WAITING_MAX = 1_000
-"""Maximum number of waiting scans; further ones are refused at once."""
+"""Maximum number of waiting scans. Further ones are refused at once."""
 HELD_BYTES_MAX = 128 << 20
 """Maximum bytes of keys and values held by all scans of a server. A single scan may hold more, because it needs a page
 of each partition."""
@@ -25,10 +33,17 @@ PATIENCE_S = 2.0
 """Time after which a scan whose reader has read nothing loses its slot to a waiting scan."""
 
 
+class ScanOwner(NamedTuple):
+    """The user whose share of the slots a scan uses, or the network if access control is off."""
+
+    user: str
+    network: str
+
+
 class ScanSlot:
     """The slot that one scan holds."""
 
-    def __init__(self, now: Callable[[], float], places: Mapping[ScanSlot, str]) -> None:
+    def __init__(self, now: Callable[[], float], places: Mapping[ScanSlot, ScanOwner]) -> None:
         self._now, self._places = now, places
         self.held_bytes = 0
         self._timeout: asyncio.Timeout | None = None
@@ -83,57 +98,61 @@ class ScanSlots:
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._places: dict[ScanSlot, str] = {}
-        """The user of each slot."""
-        self._of_user: Counter[str] = Counter()
-        """Number of slots of each user."""
-        self._waiting: dict[str, dict[_Waiter, None]] = {}
-        """Waiting scans by user, the oldest first."""
+        self._places: dict[ScanSlot, ScanOwner] = {}
+        self._of_owner: Counter[ScanOwner] = Counter()
+        """Number of slots of each owner."""
+        self._waiting: dict[ScanOwner, dict[_Waiter, None]] = {}
+        """Waiting scans by owner, the oldest first."""
         self._waits = self._waits_begun = 0
 
     @asynccontextmanager
-    async def place(self, user: str = "") -> AsyncIterator[ScanSlot]:
-        """Hold a slot for a scan of this user while the context is open. With an empty user access control is off,
-        and there is no limit per user. Raises Overloaded if no slot becomes free within WAIT_S seconds."""
-        place = self._taken(user) if self._has_free(user) else await self._wait(user)
+    async def place(self, user: str, network: str) -> AsyncIterator[ScanSlot]:
+        """Hold a slot for a scan while the context is open. `network` is the client's, and counts if `user` is empty
+        because access control is off. Raises Overloaded if no slot becomes free within WAIT_S seconds."""
+        owner = ScanOwner(user, "" if user else network)
+        place = self._taken(owner) if self._has_free(owner) else await self._wait(owner)
         try:
             yield place
         finally:
             self._give_back(place)
 
-    def _has_free(self, user: str) -> bool:
-        return len(self._places) < SCANS_MAX and (not user or self._of_user[user] < SCANS_OF_USER_MAX)
+    def _has_free(self, owner: ScanOwner) -> bool:
+        count = self._of_owner[owner]
+        return may_take_slot(count, SCANS_MAX - len(self._places)) and not (owner.user and count >= SCANS_OF_USER_MAX)
 
-    def _taken(self, user: str) -> ScanSlot:
+    def _taken(self, owner: ScanOwner) -> ScanSlot:
         place = ScanSlot(self._now, self._places)
-        self._places[place] = user
-        self._of_user[user] += 1
+        self._places[place] = owner
+        self._of_owner[owner] += 1
         return place
 
     def _give_back(self, place: ScanSlot) -> None:
         """Free a slot and give it to a waiting scan, unless it was already taken away."""
-        user = self._places.pop(place, None)
-        if user is None:
+        owner = self._places.pop(place, None)
+        if owner is None:
             return
-        self._of_user[user] -= 1
-        if not self._of_user[user]:
-            del self._of_user[user]
+        self._of_owner[owner] -= 1
+        if not self._of_owner[owner]:
+            del self._of_owner[owner]
         self._hand_on()
 
-    async def _wait(self, user: str) -> ScanSlot:
-        if self._waits >= WAITING_MAX:
-            raise Overloaded(f"{WAITING_MAX} scans already wait for a slot; retry later")
+    async def _wait(self, owner: ScanOwner) -> ScanSlot:
+        if not may_take_slot(len(self._waiting.get(owner, ())), WAITING_MAX - self._waits):
+            raise Overloaded(
+                f"expected at most {WAITING_MAX} scans that wait for a slot, and at most as many of one user or "
+                f"network as are free, got {self._waits} and one more; retry later"
+            )
         self._waits_begun += 1
         deadline, waiter = self._now() + WAIT_S, _Waiter(self._waits_begun)
-        self._waiting.setdefault(user, {})[waiter] = None
+        self._waiting.setdefault(owner, {})[waiter] = None
         self._waits += 1
         try:
             while True:
-                self._end_slowest(user)
+                self._end_slowest(owner)
                 if waiter.place is not None:
                     return waiter.place
                 if self._now() >= deadline:
-                    raise Overloaded(self._why_none(user))
+                    raise Overloaded(self._why_none(owner))
                 await wait_within(waiter.granted, CHECK_S)
         except BaseException:
             if waiter.place is not None:  # granted at the moment of cancellation
@@ -141,41 +160,43 @@ class ScanSlots:
             raise
         finally:
             self._waits -= 1
-            self._forget(user, waiter)
+            self._forget(owner, waiter)
 
-    def _forget(self, user: str, waiter: _Waiter) -> None:
+    def _forget(self, owner: ScanOwner, waiter: _Waiter) -> None:
         """Remove a scan from the waiting scans, if it is among them."""
-        waiters = self._waiting.get(user, {})
+        waiters = self._waiting.get(owner, {})
         waiters.pop(waiter, None)
         if not waiters:
-            self._waiting.pop(user, None)
+            self._waiting.pop(owner, None)
 
-    def _why_none(self, user: str) -> str:
+    def _why_none(self, owner: ScanOwner) -> str:
         if len(self._places) >= SCANS_MAX:
             return f"{SCANS_MAX} scans are running; retry later"
-        return f"{SCANS_OF_USER_MAX} scans of user {user} are running; retry later"
+        whose = f"user {owner.user}" if owner.user else f"network {owner.network}"
+        return f"{self._of_owner[owner]} scans of {whose} are running; retry later"
 
     def _hand_on(self) -> None:
-        """Give free slots to waiting scans, the oldest first. The cost depends on the number of users with waiting
+        """Give free slots to waiting scans, the oldest first. The cost depends on the number of owners with waiting
         scans, not on the number of scans."""
         while len(self._places) < SCANS_MAX:
-            oldest = ((next(iter(each)), user) for user, each in self._waiting.items() if self._has_free(user))
-            waiter, user = min(oldest, key=lambda each: each[0].number, default=(None, ""))
-            if waiter is None:
+            oldest = ((next(iter(each)), owner) for owner, each in self._waiting.items() if self._has_free(owner))
+            found = min(oldest, key=lambda each: each[0].number, default=None)
+            if found is None:
                 return
-            self._forget(user, waiter)
-            waiter.place = self._taken(user)
+            waiter, owner = found
+            self._forget(owner, waiter)
+            waiter.place = self._taken(owner)
             waiter.granted.set()
 
-    def _end_slowest(self, user: str) -> None:
-        """Take the slot of the slowest reader: of any user, or of this user if the user's own slots are used up."""
+    def _end_slowest(self, owner: ScanOwner) -> None:
+        """Take the slot of the slowest reader: of any owner, or of this owner if the owner's own slots are used up."""
         is_full, before = len(self._places) >= SCANS_MAX, self._now() - PATIENCE_S
         slow = {
             each: since
             for each, whose in self._places.items()
-            if (is_full or whose == user) and (since := each.unread_since) is not None and since <= before
+            if (is_full or whose == owner) and (since := each.unread_since) is not None and since <= before
         }
-        if slow and not self._has_free(user):
+        if slow and not self._has_free(owner):
             slowest = min(slow, key=slow.__getitem__)
             slowest.end()
             self._give_back(slowest)

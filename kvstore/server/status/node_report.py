@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-from kvstore.bookie.directories.state import DirectoryState
+from kvstore.bookie import Bookie
 from kvstore.meta.address import parse
 from kvstore.meta.store import MetadataStore
 from kvstore.partition.moves.import_driver import MoveProgress
@@ -16,24 +16,9 @@ from kvstore.ring import MoveId
 from kvstore.server.clock.clock_sync import ClockReport
 from kvstore.server.load.load import PartitionLoad
 from kvstore.server.status.latencies import Latency
-from kvstore.types import BookieId, PartitionId, ServerId
+from kvstore.types import PartitionId, ServerId
 
 Table = Mapping[str, Any]
-
-
-class ReportedBookie(Protocol):
-    """The part of kvstore.bookie.node.Bookie that this module uses."""
-
-    id: BookieId
-
-    @property
-    def address(self) -> str: ...
-    def statistics(self) -> Table: ...
-    def space(self) -> tuple[int, int]:
-        """Return the usable bytes and the free bytes of its disks. Raises OSError."""
-        ...
-
-    def directories(self) -> Sequence[DirectoryState]: ...
 
 
 class HasStatistics(Protocol):
@@ -78,7 +63,7 @@ class Reported(Protocol):
     @property
     def is_draining(self) -> bool: ...
     @property
-    def bookie(self) -> ReportedBookie | None: ...
+    def bookie(self) -> Bookie | None: ...
     @property
     def worker(self) -> HasStatistics | None: ...
     @property
@@ -183,7 +168,7 @@ def _disk_report(total: int, free: int, *, is_server: bool) -> admin_pb2.DiskRep
     return admin_pb2.DiskReport(total_bytes=total, free_bytes=free, reserve_bytes=RESERVE_BYTES if is_server else 0)
 
 
-def _bookie_report(bookie: ReportedBookie, node: ServerId, zone: str, reserve_bytes: int) -> admin_pb2.BookieReport:
+def _bookie_report(bookie: Bookie, node: ServerId, zone: str, reserve_bytes: int) -> admin_pb2.BookieReport:
     counted = bookie.statistics()
     report = admin_pb2.BookieReport(
         id=bookie.id,

@@ -23,7 +23,7 @@ from kvstore.server.clock.clock_sync import ClockSync
 from kvstore.server.cluster.membership import Membership
 from kvstore.server.config import NodeConfig
 from kvstore.server.load.sampler import LoadSampler
-from kvstore.server.namespaces import usage_messages
+from kvstore.server.namespaces.keeper import Keeper
 from kvstore.server.namespaces.usage_messages import messages_of
 from kvstore.server.peer.links import PeerLinks
 from kvstore.server.status.copy_count import CopyCount
@@ -67,7 +67,7 @@ class SurveyNode(Reported, Protocol):
     @property
     def clock_sync(self) -> ClockSync: ...
     @property
-    def namespaces(self) -> usage_messages.NamespaceUsage: ...
+    def namespaces(self) -> Keeper: ...
     @property
     def versions(self) -> Versions: ...
     @property

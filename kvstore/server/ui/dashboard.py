@@ -10,6 +10,8 @@ import orjson
 
 from kvstore.env.events import wait_within
 from kvstore.env.ports import Clock
+from kvstore.env.shared_slots import SharedSlots
+from kvstore.errors import Overloaded
 from kvstore.proto.admin_pb2 import ClusterReport
 from kvstore.rpc.http.messages import HttpRequest, HttpResponse, text_response
 from kvstore.server.status.surveyor import Surveyor
@@ -25,7 +27,9 @@ LIVE_S = 2.0
 READER_S = 60.0
 """Seconds after which a page that reads nothing is disconnected, so that another page can use its slot."""
 STREAMS_MAX = 16
-"""Maximum number of open pages with updates. A further page is asked to retry and keeps showing what it loaded."""
+"""Maximum number of open pages with updates. A further page takes the slot of the oldest page of the user or network
+with the most pages, or gets no updates if no other has more than its own. A page without updates keeps showing what it
+loaded."""
 
 EVENTS = "text/event-stream"
 MayGoOn = Callable[[], Awaitable[bool]]
@@ -47,7 +51,7 @@ class Dashboard:
         self._clock, self._surveyor, self._pages = clock, surveyor, pages
         self.details, self.keys = details, keys
         self._closing = asyncio.Event()
-        self._streams = 0
+        self.slots = SharedSlots(STREAMS_MAX, "open pages with updates")
         self._history = ClusterHistory()
         self._made: dict[str, ShownPeriod] = {}
 
@@ -88,25 +92,24 @@ class Dashboard:
             made = self._made[period] = ShownPeriod(self._history.taken, charts_of(samples), body)
         return made
 
-    async def live(self, request: HttpRequest, may_continue: MayGoOn) -> HttpResponse | None:
-        """Stream server-sent events until the page is closed, the node stops or the user loses the permission. A
-        HEAD request receives only the headers, because a stream would never end."""
-        if self._streams >= STREAMS_MAX:
-            text = f"503: expected at most {STREAMS_MAX} open pages with updates, got one more\n"
-            return text_response(text, 503, {"Retry-After": "30"})
-        if request.method == "HEAD":
+    async def live(self, request: HttpRequest, may_continue: MayGoOn, owner: str) -> HttpResponse | None:
+        """Stream server-sent events until the page is closed, the node stops, the user loses the permission or the
+        slot goes to a page of another `owner`, a user or network. A HEAD request receives only the headers, because a
+        stream would never end."""
+        if request.method == "HEAD" and not self.slots.is_full_for(owner):
             return HttpResponse(200, b"", HEADERS, EVENTS)
-        self._streams += 1
         try:
-            await request.stream({**HEADERS, "Content-Type": EVENTS})
-            while not self._closing.is_set() and await may_continue():
-                body = orjson.dumps(live_of(await self._surveyor.take()))
-                await _send(request, b"event: live\nretry: 2000\ndata: " + body + b"\n\n")
-                await wait_within(self._closing, LIVE_S)
+            async with self.slots.place(owner):
+                await request.stream({**HEADERS, "Content-Type": EVENTS})
+                while not self._closing.is_set() and await may_continue():
+                    body = orjson.dumps(live_of(await self._surveyor.take()))
+                    await _send(request, b"event: live\nretry: 2000\ndata: " + body + b"\n\n")
+                    await wait_within(self._closing, LIVE_S)
         except ConnectionError:
             pass  # the page was closed
-        finally:
-            self._streams -= 1
+        except Overloaded as error:
+            if not request.status:
+                return text_response(f"503: {error}\n", 503, {"Retry-After": "30"})
         return None
 
 

@@ -1,4 +1,4 @@
-"""Serves the pages about one subject: a node, a partition, a bookie, and what this node keeps itself."""
+"""Serves the pages about one subject: a node, a partition, a bookie, and what the servers keep themselves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.meta.snapshots import SnapshotRecord
-from kvstore.proto.admin_pb2 import AccessResponse, ClientsReport, ClusterReport, SlowLogResponse, TransactionsResponse
+from kvstore.proto.admin_pb2 import AccessResponse, AuditReport, ClientsReport, SlowLogResponse, TransactionsResponse
 from kvstore.proto.data_pb2 import PinsResponse
 from kvstore.rpc.http.messages import HttpRequest, HttpResponse, text_response
 from kvstore.server.status.ledger_survey import LedgerSurvey
@@ -32,9 +32,6 @@ class NodeDetails:
     pins: Callable[[PartitionId], Awaitable[PinsResponse]]
     access: Callable[[], Awaitable[AccessResponse]]
     snapshots: Callable[[], Awaitable[Sequence[tuple[str, SnapshotRecord]]]]
-    slow: Callable[[], SlowLogResponse]
-    audited: Callable[[], Sequence[Mapping[str, object]]]
-    """The last lines of the audit log, oldest first."""
 
 
 class DetailPages:
@@ -114,7 +111,8 @@ class DetailPages:
         return self._html("transactions", page)
 
     async def _slow(self, _: HttpRequest) -> HttpResponse:
-        return await self._local("slow", local.slow_page(self._details.slow()))
+        found, silent = await self._surveyor.details_of_all(local.SLOW, SlowLogResponse)
+        return self._html("slow", {**local.slow_page(found, silent), "server": self._surveyor.own().id})
 
     async def _snapshots(self, _: HttpRequest) -> HttpResponse:
         report, records = await self._surveyor.take(), await self._read(self._details.snapshots)
@@ -122,12 +120,9 @@ class DetailPages:
 
     async def _users(self, _: HttpRequest) -> HttpResponse:
         found, report = await self._read(self._details.access), await self._surveyor.take()
-        page = local.users_page(found, reversed(self._details.audited()), report.date_ms)
-        return self._html("users", {**page, **_local_to(report, "users")})
-
-    async def _local(self, name: str, page: Mapping[str, Any]) -> HttpResponse:
-        """Return a page of what this node alone has, which names the other nodes."""
-        return self._html(name, {**page, **_local_to(await self._surveyor.take(), name)})
+        audited, silent = await self._surveyor.details_of_all(local.AUDIT, AuditReport)
+        page = local.users_page(found, audited, silent, report.date_ms)
+        return self._html("users", {**page, "server": report.server})
 
     async def _read(self, work: Callable[[], Awaitable[T]]) -> T | str:
         """Return the result of `work`, which reads the metadata store, or the reason why there is none."""
@@ -141,10 +136,6 @@ class DetailPages:
 
     def _html(self, name: str, page: Mapping[str, Any]) -> HttpResponse:
         return self._pages.html("detail.html", {"page": name, **page})
-
-
-def _local_to(report: ClusterReport, name: str) -> dict[str, Any]:
-    return {"server": report.server, "others": subjects.others_of(report, name)}
 
 
 def _missing(what: str, id_: str, known: Sequence[str]) -> HttpResponse:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
+from kvstore.env.networks import network_of
 from kvstore.env.ports import Clock
 from kvstore.errors import InvalidRequest, NotAuthenticated, PermissionDenied, StoreError
 from kvstore.partition.state.commands import Get, Record
@@ -106,7 +107,7 @@ class KeyPages:
         """Return a page of the keys with a prefix. Raises StoreError."""
         backend = self._authenticator.guarded(identity, request, self._backend)
         asked = kv_pb2.PageRequest(prefix=prefix, limit=limit, page_token=request.parameter("after"))
-        async with self._scans.place(identity.name) as place:
+        async with self._scans.place(identity.name, network_of(request.remote)) as place:
             return await one_page(backend, partial(ask_session, backend), self._clock, asked, place)
 
     def _place_of(self, key: bytes, identity: UserIdentity) -> list[Fact]:

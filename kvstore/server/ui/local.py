@@ -1,5 +1,5 @@
-"""The pages of what servers keep themselves: the clients and the transactions of all of them, the slow operations and
-the audit entries of one; and the pages of users and snapshots. Decides only."""
+"""The pages of what servers keep themselves: clients, transactions, slow operations and audit entries; and the pages of
+users and snapshots. Decides only."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from kvstore.meta.snapshots import SnapshotRecord
 from kvstore.proto.admin_pb2 import (
     AccessGrant,
     AccessResponse,
+    AuditEntry,
+    AuditReport,
     ClientsReport,
     ClusterReport,
     SlowLogResponse,
@@ -18,6 +20,7 @@ from kvstore.proto.admin_pb2 import (
     StandingIntent,
     TransactionsResponse,
 )
+from kvstore.server.access.audit import RECENT_MAX
 from kvstore.server.redis.session import ShownClient
 from kvstore.server.status.sizes import count, size, span
 from kvstore.server.ui.cells import Cell, page_path, table
@@ -29,7 +32,7 @@ ROWS_MAX = 500
 """Maximum number of rows in a table of these pages."""
 
 
-CLIENTS, TRANSACTIONS = "clients", "transactions"
+CLIENTS, TRANSACTIONS, SLOW, AUDIT = "clients", "transactions", "slow", "audit"
 """The methods by which each server reports its part of the pages about all servers (Surveyor.details)."""
 CLIENT_COLUMNS = ("node", "connection", "address", "name", "user", "library", "protocol")
 CLIENT_COUNTS = {
@@ -176,27 +179,54 @@ def _bounded(number: int, shown: int, noun: str) -> str:
     return f"{most}, of which the oldest {shown} are shown." if shown == ROWS_MAX else f"{most}."
 
 
-SLOW_COLUMNS = ("time", "where", "operation", "key's hash", "partition", "took", "of it", "operations", "no processor")
+SLOW_COLUMNS = (
+    "time",
+    "node",
+    "where",
+    "operation",
+    "key's hash",
+    "partition",
+    "took",
+    "of it",
+    "operations",
+    "no processor",
+)
 
 
-def slow_page(found: SlowLogResponse) -> dict[str, Any]:
-    """Return the context of the page of slow operations."""
-    if not found.slow_ms:
-        note = "No operation counts as slow: `slow_ms` is 0 on this node."
-    else:
-        note = f"Operations that took {found.slow_ms} ms or longer: {found.total:,} since the start."
-    rows = map(_slow, found.operations)
+def slow_page(found: Mapping[str, SlowLogResponse], silent: Mapping[str, str]) -> dict[str, Any]:
+    """Return the context of the page of slow operations: of what each server reports, and why others do not."""
+    kept = [(each, node) for node, report in found.items() for each in report.operations]
+    newest = sorted(kept, key=lambda row: -row[0].date_ms)[:ROWS_MAX]
+    limits = ", ".join(
+        f"{node} {report.slow_ms} ms ({report.total:,})" if report.slow_ms else f"{node} 0 (off)"
+        for node, report in found.items()
+    )
+    note = f"Each node's `slow_ms`, and its number of slow operations since its start: {limits}."
     return {
         "title": "Slow log",
-        "own": "Operations",
-        "tables": [table("slow", "Slow operations", SLOW_COLUMNS, rows, note)],
+        "tables": [
+            table(
+                "slow",
+                "Slow operations",
+                SLOW_COLUMNS,
+                [_slow(each, node) for each, node in newest],
+                f"{_newest(len(kept), 'operation')} {note} {_unknown(silent)}".rstrip(),
+            )
+        ],
     }
 
 
-def _slow(operation: SlowOperation) -> list[Cell]:
+def _newest(number: int, noun: str) -> str:
+    """Return the number of things that the servers keep, of which a page shows the newest."""
+    shown = f", of which the newest {ROWS_MAX} are shown" if number > ROWS_MAX else ", the newest first"
+    return f"{count(number, noun)}{shown if number > 1 else ''}."
+
+
+def _slow(operation: SlowOperation, node: str) -> list[Cell]:
     parts = sorted(operation.parts.items(), key=lambda part: -part[1])
     return [
         Cell(date(operation.date_ms)),
+        _node(node),
         Cell(operation.at),
         Cell(operation.operation),
         Cell(operation.key or "none"),
@@ -243,16 +273,15 @@ def snapshots_page(report: ClusterReport, records: Sequence[tuple[str, SnapshotR
     return {**page, "tables": [table("snapshots", "Snapshots", SNAPSHOT_COLUMNS, rows, f"{note} {limit}")]}
 
 
-def users_page(found: AccessResponse | str, audited: Iterable[Mapping[str, Any]], date_ms: int) -> dict[str, Any]:
-    """Return the context of the page of users. Instead of the users there may be a reason why they are unknown."""
-    tables = [_audit(audited)]
+def users_page(
+    found: AccessResponse | str, audited: Mapping[str, AuditReport], silent: Mapping[str, str], date_ms: int
+) -> dict[str, Any]:
+    """Return the context of the page of users, with the audit entries that each server reports, and why others do
+    not. Instead of the users there may be a reason why they are unknown."""
+    audit = _audit(audited, silent)
     if isinstance(found, str):
-        note = f"Unknown: {found}"
-        return {
-            "title": "Users and audit log",
-            "own": "Audit log",
-            "tables": [table("users", "Users", ("user",), [], note), *tables],
-        }
+        unknown = table("users", "Users", ("user",), [], f"Unknown: {found}")
+        return {"title": "Users and audit log", "tables": [unknown, audit]}
     users = [
         [Cell(user.name), Cell("yes" if user.has_password else "no"), Cell(", ".join(user.roles) or "none")]
         for user in found.users
@@ -265,26 +294,54 @@ def users_page(found: AccessResponse | str, audited: Iterable[Mapping[str, Any]]
         table("roles", "Roles", ("role", "rights"), roles),
         table("tokens", "Tokens", ("token", "user", "expires"), tokens),
     ]
-    tables = [shown[0], *(each for each in shown[1:] if each["rows"]), *tables]
-    return {"title": "Users and audit log", "own": "Audit log", "tables": tables}
+    return {
+        "title": "Users and audit log",
+        "tables": [shown[0], *(each for each in shown[1:] if each["rows"]), audit],
+    }
 
 
 def _right(grant: AccessGrant) -> str:
     return f"{grant.right} on {f'keys with the prefix {key(grant.prefix)}' if grant.prefix else 'all keys'}"
 
 
-AUDIT_COLUMNS = ("time", "who", "from", "call", "arguments", "outcome", "reason")
+AUDIT_COLUMNS = ("time", "node", "who", "from", "call", "arguments", "outcome", "reason")
 
 
-def _audit(audited: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    named = ("who", "from", "call", "arguments", "outcome", "why")
+def audit_report(recent: Iterable[Mapping[str, Any]]) -> AuditReport:
+    """Return the audit entries of this node. `recent` are its last lines (AuditLog.recent)."""
+    return AuditReport(
+        entries=[
+            AuditEntry(
+                date_ms=each["time"],
+                who=each["who"],
+                address=each["from"],
+                call=each["call"],
+                arguments=each.get("arguments", ""),
+                outcome=each["outcome"],
+                why=each.get("why", ""),
+            )
+            for each in recent
+        ]
+    )
+
+
+def _audit(found: Mapping[str, AuditReport], silent: Mapping[str, str]) -> dict[str, Any]:
+    kept = [(each, node) for node, report in found.items() for each in reversed(report.entries)]
     rows = [
         [
-            Cell(date(int(each["time"]))),
-            *(Cell(str(each.get(name, "")), "wrap" if name in ("arguments", "why") else "") for name in named),
+            Cell(date(each.date_ms)),
+            _node(node),
+            Cell(each.who),
+            Cell(each.address),
+            Cell(each.call),
+            Cell(each.arguments, "wrap"),
+            Cell(each.outcome),
+            Cell(each.why, "wrap"),
         ]
-        for each in audited
+        for each, node in sorted(kept, key=lambda row: -row[0].date_ms)[:ROWS_MAX]
     ]
-    entries = "1 entry" if len(rows) == 1 else f"{len(rows):,} entries"
-    note = f"{entries} since this node's start, the newest first. The file of the audit log has all."
-    return table("audit", "Audit log of this node", AUDIT_COLUMNS, rows, note)
+    note = (
+        f"{_newest(len(kept), 'line')} Each node keeps the last {RECENT_MAX} since its start. The files of the "
+        "audit log have all lines."
+    )
+    return table("audit", "Audit log", AUDIT_COLUMNS, rows, f"{note} {_unknown(silent)}".rstrip())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from kvstore.proto.admin_pb2 import (
@@ -295,12 +295,3 @@ def _directory(directory: DirectoryReport) -> list[Cell]:
 
 def _fact(name: str, cell: Cell) -> Fact:
     return Fact(name, cell.text, cell.tone)
-
-
-def others_of(report: ClusterReport, page: str) -> list[Mapping[str, str]]:
-    """Return the addresses of a page at all other nodes that answer and have dashboards."""
-    return [
-        {"id": node.id, "address": address}
-        for node in report.nodes
-        if node.id != report.server and (address := address_of(node.report, page_path(page)))
-    ]

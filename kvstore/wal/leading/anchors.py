@@ -74,7 +74,9 @@ class Anchors:
 
     # docs/protocol.md G26
     def report_applied(self, position: Position) -> bool:
-        """Handle the report of another replica; see LeaderLog.report_applied."""
+        """Handle a report that another replica has applied the entry at `position` but cannot find its ledger in the
+        list. If this leader does not know that ledger either, its own list comes from an older copy of the metadata
+        store. The log is then lost, and the method returns True."""
         partition, listed = self._log.partition, self._log.listed
         if listed.explains(position):
             return False

@@ -59,8 +59,8 @@ class _HeldAppend(NamedTuple):
     done: AppendDone
 
 
-class OpenLeaderLog:
-    """The log of a partition that this process leads; implements LeaderLog in kvstore.wal.ports."""
+class LeaderLog:
+    """A partition's log, opened by the leader that may append to it. Steps 1 to 4 of the takeover are done."""
 
     def __init__(
         self,
@@ -85,8 +85,11 @@ class OpenLeaderLog:
         self.listed = opened.listed
         self.version = opened.version
         self.waited = opened.waited
+        """True if the leader waited for the former leader's lease to expire. False if a release record or a proven
+        death made the wait unnecessary. No lease is left in either case."""
         self.lost: StoreError | None = None
-        """The error that prevents further appends, or None."""
+        """The error that prevents further appends, or None. It is set before the entries in flight fail, whose outcome
+        is unknown whatever the reason is."""
         self._opened = opened
         self._before_open = opened.recovered_end
         """Position of the last entry before the open ledger."""
@@ -127,6 +130,8 @@ class OpenLeaderLog:
 
     @property
     def recovered_end(self) -> Position:
+        """Position of the last entry before this leader's own ledger. Everything up to that position is closed and
+        readable."""
         return self._opened.recovered_end
 
     @property
@@ -135,7 +140,8 @@ class OpenLeaderLog:
         return self._handle
 
     def append(self, payload: bytes, first_seq: Seq, done: AppendDone) -> None:
-        """Send an entry; see LeaderLog.append."""
+        """Send an entry to its write set. Several entries may be in flight, and appends during a roll are held back
+        until it ends. The caller must keep far fewer than 1,000 entries in flight; beyond that the log is lost."""
         if self.lost is not None or self._is_sealing:
             reason = self.lost or "it is being closed"
             refusal = NotEnoughBookies(f"partition {self.partition}: its log is closed to this leader: {reason}")
@@ -178,15 +184,17 @@ class OpenLeaderLog:
         self.close_for_good()
 
     def on_lost(self, lost: Callable[[StoreError], None]) -> None:
-        """Call `lost` once if this leader can no longer append; see LeaderLog.on_lost."""
+        """Call `lost` once if this leader can no longer append: it was fenced, its ledger list was changed, or there
+        were too few bookies for too long."""
         if self.lost is not None:
             self._loop.call_soon(lost, self.lost)
         else:
             self._on_lost.append(lost)
 
     async def trim(self, durable_seq: Seq, older_than_ms: int) -> int:
-        """Delete old ledgers, and return their number; see LeaderLog.trim. Raises MetadataError, or the error with
-        which the log was lost."""
+        """Delete closed ledgers whose entries are all at or below `durable_seq` and older than `older_than_ms`
+        milliseconds, and return their number. Ledgers that a pin holds are kept. Raises MetadataError, or the error
+        with which the log was lost."""
         if self.lost is not None:
             raise self.lost
         return await self.trimmer.trim(durable_seq, older_than_ms)

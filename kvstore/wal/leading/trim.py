@@ -82,8 +82,8 @@ class Trimmer:
         """Listed ledgers that another process has deleted."""
 
     async def trim(self, durable_seq: Seq, older_than_ms: int) -> int:
-        """Trim the log in the order list, pins, deletion; see LeaderLog.trim. Returns the number of ledgers removed
-        from the list."""
+        """Trim the log as LeaderLog.trim describes, in the order list, pins, deletion. Returns the number of ledgers
+        removed from the list."""
         partition = self._owner.partition
         now_ms = self._clock.passed_ms()
         pinned = await self._pins.oldest(partition, now_ms)

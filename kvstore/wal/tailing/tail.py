@@ -48,7 +48,8 @@ CHECK_S = 10.0
 
 
 class TailReader:
-    """Reads the tail of a partition's log; implements LogReader in kvstore.wal.ports."""
+    """Reads a partition's log, in order and without fencing: closed ledgers to their end, and the open ledger up to its
+    LAC."""
 
     def __init__(
         self,
@@ -95,7 +96,10 @@ class TailReader:
         self._watches: list[Watch] = [store.watch(paths.partition_log(partition), self._news.notify)]
 
     async def read(self, wait_ms: int, taker: Taker | None = None) -> Sequence[LogEntry]:
-        """Return the next entries; see LogReader.read."""
+        """Return the next entries in order, bounded in bytes. If there are none yet, wait up to `wait_ms` milliseconds
+        (a long poll); the result is empty at the timeout. While the call waits, the next entries may go to `taker`
+        instead, in batches if they follow each other quickly; an error that `taker` raises is raised here. Raises
+        NoSuchLedger if the position was trimmed, and BookieError if too few bookies answer now."""
         deadline = self._ports.clock.now() + wait_ms / 1000
         while True:
             self._news.forget()

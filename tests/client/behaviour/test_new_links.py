@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.client import AsyncClient, Client
+from kvstore.client import AsyncClient, Client, FeedReader
 from kvstore.client.aio import link as aio_link
 from kvstore.client.aio import stream as aio_stream
 from kvstore.client.aio.watch import AsyncWatch
@@ -35,6 +35,22 @@ def away(error: Exception, open_channel: Callable[..., Any]) -> Callable[..., An
         return open_channel(*args, **options)
 
     return opens
+
+
+NO_CA = "expected certificate and key files that can be read, got .*No such file or directory: '/nosuch'"
+
+
+def test_client_without_its_ca_file_reports_what_it_expected() -> None:
+    with pytest.raises(ConfigError, match=NO_CA), Client("kvs://127.0.0.1:1?ca=/nosuch"):
+        pass
+    with FeedReader("kvs://127.0.0.1:1?ca=/nosuch") as feed, pytest.raises(Unavailable, match=NO_CA):
+        feed.positions(timeout_s=0.1)
+
+
+async def test_asyncio_client_without_its_ca_file_reports_what_it_expected() -> None:
+    with pytest.raises(ConfigError, match=NO_CA):
+        async with AsyncClient("kvs://127.0.0.1:1?ca=/nosuch"):
+            pass
 
 
 @pytest.mark.parametrize("error", ERRORS)

@@ -160,11 +160,13 @@ def walk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walk]:
 
 
 def a_new_certificate(walk: Walk, part: Part) -> None:
-    """Replace node.key and node.pem by files with other names, which the nodes have been given."""
+    """Replace the files of the node n1 by those with other names, which the nodes have been given."""
     secured, (replaced, *others) = walk.secured, part.steps
-    assert "node.key" in replaced.command
+    key, cert = "/etc/kvstore/n1.key", "/etc/kvstore/n1.pem"
+    assert key in replaced.command
+    assert cert in replaced.command
     secured.write_another(walk.directory / "new.key", walk.directory / "new.pem")
-    step = Line(replaced.command.replace("node.key", str(secured.key)).replace("node.pem", str(secured.cert)), "", "")
+    step = Line(replaced.command.replace(key, str(secured.key)).replace(cert, str(secured.cert)), "", "")
     cluster = secured.cluster
     endpoints = [(node, endpoint) for node in cluster.ids for endpoint in ("resp", "grpc", "http")]
     before = {each: serial_of(secured, *each) for each in endpoints}

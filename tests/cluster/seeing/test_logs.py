@@ -173,6 +173,10 @@ def test_slow_log_of_the_leader_shows_where_a_write_spent_its_time(cluster: Clus
     assert any(
         each["event"].startswith("slow at=leader") and each.get("log_ms", 0) > 0 for each in lines(cluster, leader)
     )
+    other = next(node for node in cluster.ids if node != leader)
+    cluster.wait_until(
+        lambda: found["key"] in cluster.http(other, "/ui/slow").decode(), f"{other} shows the operation of {leader}"
+    )
 
 
 def test_slow_log_shows_operations_forwarded_to_a_paused_server(cluster: Cluster) -> None:

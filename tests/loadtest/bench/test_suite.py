@@ -10,44 +10,9 @@ from typing import Any
 
 import pytest
 
-from kvstore.devcluster.layout import UpOptions
-from kvstore.errors import ConfigError, Unavailable
 from loadtest.bench import suite
 from loadtest.bench.closed_loop import Figures
 from loadtest.bench.suite import Cell, Load, Measured, Store
-
-
-@pytest.mark.parametrize("failure", [Unavailable("n2 ended while starting"), KeyboardInterrupt()], ids=repr)
-def test_processes_started_before_the_cluster_failed_are_ended(
-    failure: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running: set[str] = set()
-    tried: list[int] = []
-
-    class Failing:
-        def __init__(self, data_dir: Path, _progress: Any) -> None:
-            self.data_dir = data_dir
-
-        def up(self, wish: UpOptions) -> None:
-            tried.append(wish.port_offset)
-            self.data_dir.mkdir()
-            if len(tried) == 1:
-                self.data_dir.rmdir()
-                raise ConfigError("taken by another process: 127.0.0.1:31401")
-            if len(tried) == 2:
-                raise Unavailable("node n1 ended while starting; it said:\nOSError: [Errno 98] Address already in use")
-            running.update(("zookeeper", "n1"))
-            raise failure
-
-        def down(self) -> None:
-            running.clear()
-
-    monkeypatch.setattr(suite, "LocalCluster", Failing)
-    with pytest.raises(type(failure)), suite._cluster(None, tmp_path, None):
-        raise AssertionError("there is no cluster to measure")
-    assert tried == list(suite.OFFSETS[:3]), "ports that are taken are passed over, and nothing else"
-    assert running == set()
-
 
 LOAD = Load("set", 50)
 

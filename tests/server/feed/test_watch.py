@@ -22,7 +22,7 @@ from kvstore.server.feed import feeds, watch
 from kvstore.server.feed import tail as feed_tail
 from kvstore.server.feed.tail import FeedCursor
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
-from kvstore.wal.ports import LogReader
+from kvstore.wal.tailing.tail import TailReader
 from tests.server.feed.logs import cannot_be_read
 from tests.server.feed.world import World, owned_by
 from tests.waiting import wait_until
@@ -181,8 +181,8 @@ async def test_reader_that_reads_nothing_is_disconnected(world: World, monkeypat
     assert (world.feeds.watches, world.feeds.slow_total) == (0, 1)
 
 
-async def test_watches_per_server_are_limited(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feeds, "WATCHES_MAX", 2)
+async def test_watches_per_server_are_limited(world: World) -> None:
+    world.feeds.slots.most = 2
     await world.watch()
     second = await world.watch()
     with pytest.raises(Overloaded):
@@ -191,8 +191,8 @@ async def test_watches_per_server_are_limited(world: World, monkeypatch: pytest.
     await world.watch()
 
 
-async def test_many_watches_of_one_user_keep_out_nobody_else(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feeds, "WATCHES_MAX", 4)
+async def test_many_watches_of_one_user_keep_out_nobody_else(world: World) -> None:
+    world.feeds.slots.most = 4
     oldest, *others = [await world.watch(owner="many") for _ in range(4)]
     few = [await world.watch(owner="few")]
     assert isinstance(await oldest.failure(), Overloaded)
@@ -238,7 +238,7 @@ async def test_tail_that_ended_with_its_last_reader_is_not_ended_again(
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
     cursor = await world.feeds.cursor(P1, None, Interest(), lambda: None)
     may_close = asyncio.Event()
-    cursor._reader = cast("LogReader", SimpleNamespace(close=may_close.wait))
+    cursor._reader = cast("TailReader", SimpleNamespace(close=may_close.wait))
     leaving = asyncio.create_task(world.feeds.drop(cursor))
 
     async def has_ended() -> bool:

@@ -4,12 +4,14 @@ its metrics."""
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvstore.env.slow_log import SlowLog, hash_of
+from kvstore.errors import Overloaded
 from kvstore.limits import VALUE_BYTES_MAX
 from kvstore.rpc.http import connection
 from kvstore.rpc.http.messages import HttpResponse
@@ -132,7 +134,7 @@ async def holds(world: World, size: int) -> bool:
 
 
 async def test_requests_above_the_limit_are_refused_and_health_is_served(tmp_path: Path) -> None:
-    async with gateway_world(tmp_path, connections_max=16) as world:
+    async with gateway_world(tmp_path, connections_max=32) as world:
         world.backend.hold()
         async with asyncio.TaskGroup() as tasks:
             held = [tasks.create_task(world.ask("PUT", f"/v1/keys/{number}", b"v")) for number in range(8)]
@@ -165,12 +167,32 @@ async def test_bytes_of_bodies_and_responses_are_bounded(world: World, monkeypat
 
 
 def test_response_to_a_completed_write_is_always_sent() -> None:
-    bounds = capacity.GatewayCapacity(1, 1, bytes_max=10)
-    with bounds.request() as load:
+    bounds = capacity.GatewayCapacity(1, bytes_max=10)
+    with bounds.request("a") as load:
         load.take(10)
         load.take(50, must=True)
         assert bounds.bytes == 60
     assert bounds.bytes == 0
+
+
+def test_requests_and_bytes_of_one_network_leave_capacity_for_another() -> None:
+    bounds = capacity.GatewayCapacity(4, bytes_max=100)
+    with ExitStack() as under_way:
+        first, _ = [under_way.enter_context(bounds.request("many")) for _ in range(2)]
+        with pytest.raises(Overloaded, match="at most as many of one network as are free"), bounds.request("many"):
+            pass
+        first.take(50)
+        with pytest.raises(Overloaded, match="or those of your network"):
+            first.take(1)
+        few = under_way.enter_context(bounds.request("few"))
+        few.take(25)
+        with pytest.raises(Overloaded):
+            few.take(1)
+        with bounds.request("one"):
+            pass
+    assert [*bounds._requests_of, *bounds._bytes_of] == [], "no network is remembered"
+    with bounds.request("many") as alone:
+        alone.take(200)  # one of any size is always done
 
 
 async def test_response_that_the_client_does_not_read_is_aborted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

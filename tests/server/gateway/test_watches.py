@@ -13,8 +13,8 @@ import orjson
 import pytest
 from msgspec import to_builtins
 
+from kvstore.errors import StoreError
 from kvstore.proto import kv_pb2
-from kvstore.server.feed import feeds
 from kvstore.server.feed import watch as feed_watch
 from kvstore.server.gateway import watches
 from kvstore.server.gateway.answers import change_of
@@ -225,6 +225,14 @@ async def test_watch_of_a_disconnected_client_ends(world: World) -> None:
 
 async def test_watch_of_a_client_that_reads_nothing_is_aborted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_watch, "SLOW_S", 0.1)
+    monkeypatch.setattr(watches, "END_S", 0.1)
+    has_ended, fail = asyncio.Event(), watches.EventStream.fail
+
+    async def failed(stream: watches.EventStream, error: StoreError) -> None:
+        await fail(stream, error)
+        has_ended.set()
+
+    monkeypatch.setattr(watches.EventStream, "fail", failed)
     host, _, port = world.url.removeprefix("http://").partition(":")
     reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
     writer.write(b"GET /v1/watch HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -235,18 +243,37 @@ async def test_watch_of_a_client_that_reads_nothing_is_aborted(world: World, mon
     assert world.feeds.feeds.slow_total == 1
     assert world.feeds.feeds.changes_total < 32, "what it has not taken was not read for it"
     async with asyncio.timeout(PATIENCE_S):
+        await has_ended.wait()
         taken = await reader.read()  # it ends: the connection is aborted
     assert b"event: change" in taken
     assert not taken.endswith(b"0\r\n\r\n"), "as if all had been sent"
     writer.transport.abort()
 
 
-async def test_watches_above_the_limit_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_watches_above_the_limit_are_refused(tmp_path: Path) -> None:
     async with gateway_world(tmp_path, connections_max=4) as world, watching(world):
         answer = await world.ask("GET", "/v1/watch")
         assert (answer.status, answer.json["reason"], answer.headers["Retry-After"]) == (429, "OVERLOADED", "1")
         assert (await world.ask("GET", "/v1/cluster")).status == 200
-        assert world.feeds.feeds._watches.count("ipv4:127.0.0.1") == 1
-    monkeypatch.setattr(feeds, "WATCHES_MAX", 0)
+        assert world.feeds.feeds.slots._occupants.count("ipv4:127.0.0.1") == 1
     async with gateway_world(tmp_path / "2") as world:
+        world.feeds.feeds.slots.most = 0
         assert (await world.ask("GET", "/v1/watch")).status == 429
+
+
+async def test_watches_of_one_network_leave_slots_for_another(tmp_path: Path) -> None:
+    """The limit of HTTP watches may be lower than that of all watches, and used to be shared by nobody."""
+    elsewhere = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
+    async with (
+        gateway_world(tmp_path, connections_max=8) as world,
+        watching(world) as oldest,
+        watching(world),
+        aiohttp.ClientSession(connector=elsewhere) as session,
+    ):
+        async with session.get(f"{world.url}/v1/watch") as answer:
+            assert answer.status == 200
+            last = await oldest.next_or_none()
+            assert last is not None
+            assert (last.name, last.data["reason"]) == ("error", "OVERLOADED")
+            assert await oldest.next_or_none() is None
+        assert world.gateway.statistics()["http_overloaded_total"] == 1

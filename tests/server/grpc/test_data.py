@@ -195,12 +195,22 @@ async def test_concurrent_readers_share_slices_of_the_event_loop(
 
 
 class Called:
-    """Records the error that a call was aborted with."""
+    """Records the error that a call was aborted with, and the pages that it was sent. No page arrives before `reads`
+    is set."""
 
     code: Any = None
 
+    def __init__(self, address: str = "10.0.0.7") -> None:
+        self._peer = f"ipv4:{address}:1"
+        self.pages: list[data_pb2.PinnedPage] = []
+        self.reads = asyncio.Event()
+
     def peer(self) -> str:
-        return "ipv4:10.0.0.7:1"
+        return self._peer
+
+    async def write(self, page: data_pb2.PinnedPage) -> None:
+        await self.reads.wait()
+        self.pages.append(page)
 
     async def abort(self, code: Any, details: str = "", metadata: Any = ()) -> None:
         self.code = code
@@ -226,3 +236,28 @@ async def test_concurrent_lists_of_pins_are_bounded(node: OneReplica, monkeypatc
     assert context.code is StatusCode.RESOURCE_EXHAUSTED
     resume.set()
     assert await first == data_pb2.PinsResponse()
+
+
+async def test_reads_of_one_network_leave_slots_for_another(node: OneReplica) -> None:
+    """One job used to keep all others from reading at this server."""
+    service, request = service_of(node), asked(node.mark("pin"))
+    service._reads.most = 3
+
+    def begun(address: str) -> tuple[Any, asyncio.Future[None]]:
+        context: Any = Called(address)
+        return context, asyncio.ensure_future(service.ReadPinned(request, context))
+
+    many = [begun("10.0.0.1") for _ in range(3)]
+    await asyncio.sleep(0)
+    few = begun("10.0.0.2")
+    refused = begun("10.0.0.1")
+    async with asyncio.timeout(PATIENCE_S):
+        for context, reading in (many[0], refused):
+            with pytest.raises(AbortError):
+                await reading
+            assert context.code is StatusCode.RESOURCE_EXHAUSTED
+        for context, reading in (few, *many[1:]):
+            context.reads.set()
+            await reading
+            assert sum(page.count for page in context.pages) == 100
+    assert len(service._reads) == 0

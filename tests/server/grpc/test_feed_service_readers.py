@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from grpc import StatusCode
+from grpc.aio import AbortError
 
 from kvstore.client import FeedReader
 from kvstore.errors import Unavailable
@@ -152,3 +154,46 @@ async def test_reader_learns_which_partition_does_not_answer(reading: Reading, m
     monkeypatch.setattr(reading.world.feeds, "latest", latest)
     with pytest.raises(Unavailable, match="partition p1: its leader does not answer"):
         await reading.positions()
+
+
+class Called:
+    """A call from an address. Records the error with which the call was aborted."""
+
+    code: Any = None
+
+    def __init__(self, address: str) -> None:
+        self._peer = f"ipv4:{address}:1"
+
+    def peer(self) -> str:
+        return self._peer
+
+    async def abort(self, code: Any, details: str = "", metadata: Any = ()) -> None:
+        self.code = code
+        raise AbortError
+
+
+async def test_readers_of_one_network_leave_slots_for_another(tmp_path: Path) -> None:
+    """One reader with many partitions used to keep all others from reading changes at this server."""
+    nobody: Any = None
+    async with World.open(tmp_path, "p1") as world:
+        service = FeedService(world.env, nobody, world.feeds, world.store)
+        service._readers.most = 3
+        request = feed_pb2.ChangesRequest(partition="p1", wait_ms=feed_service.WAIT_MAX_MS)
+
+        def begun(address: str) -> tuple[Any, asyncio.Future[feed_pb2.ChangesResponse]]:
+            context: Any = Called(address)
+            return context, asyncio.ensure_future(service.Changes(request, context))
+
+        many = [begun("10.0.0.1") for _ in range(3)]
+        await asyncio.sleep(0)
+        few, refused = begun("10.0.0.2"), begun("10.0.0.1")
+        async with asyncio.timeout(PATIENCE_S):
+            for context, reading in (many[0], refused):
+                with pytest.raises(AbortError):
+                    await reading
+                assert context.code is StatusCode.RESOURCE_EXHAUSTED
+            world.logs["p1"].put((b"a", b"1"))
+            for _, reading in (few, *many[1:]):
+                assert list((await reading).keys) == [b"a"]
+        assert len(service._readers) == 0
+        service.close()

@@ -141,7 +141,7 @@ async def test_bytes_held_by_scans_are_bounded(monkeypatch: pytest.MonkeyPatch) 
     """Each scan holds a page of every partition while its reader is slow."""
     monkeypatch.setattr(scan_slots, "HELD_BYTES_MAX", 3)
     slots = ScanSlots(lambda: 0.0)
-    async with slots.place() as first, slots.place() as second:
+    async with slots.place("", "n") as first, slots.place("", "n") as second:
         pages = scan_pages(cast("Any", Partitions()), Partitions().ask, kv_pb2.ScanRequest(), first)
         assert len((await anext(pages)).keys) == 2, "one alone may hold more than the bound"
         assert first.held_bytes == 2 * len(b"av")
@@ -150,5 +150,5 @@ async def test_bytes_held_by_scans_are_bounded(monkeypatch: pytest.MonkeyPatch) 
             await one_page(cast("Any", Partitions()), Partitions().ask, clock, kv_pb2.PageRequest(), second)
         assert [page async for page in pages], "it goes on: it holds no more than before"
         assert first.held_bytes <= 4
-    async with slots.place() as third:
+    async with slots.place("", "n") as third:
         await one_page(cast("Any", Partitions()), Partitions().ask, clock, kv_pb2.PageRequest(), third)

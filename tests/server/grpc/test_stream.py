@@ -40,7 +40,8 @@ _answers_of = compact.decoder_of_answers(Item)
 class Wire:
     """A stream without a network: it records writes and whether reading is paused."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "10.0.0.1") -> None:
+        self._host = host
         self.frames = FrameReader(MESSAGE_BYTES_MAX)
         self.answers: list[Any] = []
         self.is_reading = True
@@ -56,6 +57,9 @@ class Wire:
     def numbers(self) -> list[int]:
         """Return the numbers of the answered operations."""
         return [number for each in self.answers for number in (*each.numbers, *each.found, *each.absent)]
+
+    def get_extra_info(self, _: str) -> tuple[str, int]:
+        return self._host, 51112
 
     def pause_reading(self) -> None:
         self.is_reading = False
@@ -73,9 +77,9 @@ class Wire:
 class Subject:
     """One stream of a server that leads every partition."""
 
-    def __init__(self, backend: OneServer, owner: SessionStreams) -> None:
+    def __init__(self, backend: OneServer, owner: SessionStreams, host: str = "10.0.0.1") -> None:
         self.backend, self.owner = backend, owner
-        self.wire = Wire()
+        self.wire = Wire(host)
         self.left = 0
         self.stream = cast("SessionStream", owner.accept([b"", WORD, b"1", b"n1"], cast("Any", self.wire), self._leave))
 
@@ -291,17 +295,20 @@ async def test_malformed_message_ends_the_stream(subject: Subject, data: bytes) 
 async def test_incomplete_frames_are_bounded_over_all_streams(
     subject: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "INPUT_BYTES_MAX", 1_000)
-    other = Subject(subject.backend, subject.owner)
-    begun = (5_000).to_bytes(4, "big") + bytes(596)
-    subject.stream.data_received(begun)
-    assert subject.owner.statistics() == {"session_streams": 2, "session_streams_input_bytes": 600}
-    other.stream.data_received(begun)
-    assert (subject.wire.is_aborted, other.wire.is_aborted) == (False, True)
-    other.stream.connection_lost(None)
-    subject.stream.connection_lost(None)
+    monkeypatch.setattr(streams, "INPUT_BYTES_MAX", 999)
+    few = Subject(subject.backend, subject.owner, "10.0.0.2")
+    many = [subject, *(Subject(subject.backend, subject.owner) for _ in range(2))]
+    begun = (5_000).to_bytes(4, "big")
+    few.stream.data_received(begun + bytes(396))
+    for each, size in zip(many, (196, 296, 96), strict=True):
+        assert not any(other.wire.is_aborted for other in many)
+        each.stream.data_received(begun + bytes(size))
+    assert [each.wire.is_aborted for each in (few, *many)] == [False, False, True, False], "the network with the most"
+    assert subject.owner.statistics() == {"session_streams": 4, "session_streams_input_bytes": 700}
+    for each in (few, *many):
+        each.stream.connection_lost(None)
+        assert each.left == 1
     assert subject.owner.statistics() == {"session_streams": 0, "session_streams_input_bytes": 0}
-    assert (subject.left, other.left) == (1, 1)
 
 
 async def test_lost_stream_keeps_its_writes_and_gets_no_answers(subject: Subject) -> None:

@@ -351,7 +351,7 @@ async def test_connection_without_a_complete_request_is_closed(monkeypatch: pyte
         b"GET /\0 HTTP/1.1\r\nHost: n1\r\n\r\n",
         b"GET /one two HTTP/1.1\r\nHost: n1\r\n\r\n",
         b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\nHost: n1\r\n\r\n",
-        b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 1_000 + b"\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\n" + b"a: b\r\n" * 1_000 + b"\r\n",
         b"POST / HTTP/1.1\r\nHost: n1\r\nContent-Length: -1\r\n\r\n",
     ],
     ids=["path", "url", "long", "headers", "length"],

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from kvstore.env.logs.audit_lines import AuditLines
 from kvstore.errors import StoreError
 from kvstore.meta.snapshots import SnapshotRecord
-from kvstore.proto.admin_pb2 import AccessResponse, ClientsReport, SlowLogResponse, TransactionsResponse
+from kvstore.proto.admin_pb2 import AccessResponse, AuditReport, ClientsReport, SlowLogResponse, TransactionsResponse
 from kvstore.proto.data_pb2 import PinsResponse
+from kvstore.server.access.audit import AuditLog
 from kvstore.server.redis.session import ShownClient
 from kvstore.server.ui.details import NodeDetails
-from kvstore.server.ui.local import clients_report
+from kvstore.server.ui.local import audit_report, clients_report
 from kvstore.types import PartitionId
 
 HOSTILE = "<script>alert(1)</script>"
@@ -42,13 +42,7 @@ def made_details(fault: StoreError | None = None) -> NodeDetails:
         )  # fmt: skip
         return [("2026-01-01", record), ("2026-01-02", record)]
 
-    return NodeDetails(
-        pins=pins,
-        access=access,
-        snapshots=snapshots,
-        slow=slow,
-        audited=lambda: [audited("BEGUN"), audited("OK")],
-    )
+    return NodeDetails(pins=pins, access=access, snapshots=snapshots)
 
 
 def clients() -> ClientsReport:
@@ -76,22 +70,19 @@ def transactions() -> TransactionsResponse:
     return response
 
 
-def slow() -> SlowLogResponse:
+def slow(date_ms: int = NOW_MS) -> SlowLogResponse:
     response = SlowLogResponse(slow_ms=100, total=41)
     operation = response.operations.add(
-        date_ms=NOW_MS, at="leader", operation=HOSTILE, key="9c27d7d4f5a1b2c3", partition="p1", took_ms=312.4,
+        date_ms=date_ms, at="leader", operation=HOSTILE, key="9c27d7d4f5a1b2c3", partition="p1", took_ms=312.4,
         operations=3, starved=0.25,
     )  # fmt: skip
     operation.parts["append"], operation.parts["apply"] = 300.0, 12.4
     return response
 
 
-def audited(outcome: str) -> dict[str, Any]:
-    return {
-        "time": NOW_MS,
-        "who": "ada",
-        "from": "10.0.0.9",
-        "call": "ChangeAccess",
-        "arguments": HOSTILE,
-        "outcome": outcome,
-    }
+def audited(*outcomes: str, date_ms: int = NOW_MS) -> AuditReport:
+    """Return the report of a server whose audit log has one line for each outcome."""
+    audit = AuditLog(lambda: 5.0, lambda: date_ms, AuditLines())
+    for outcome in outcomes:
+        audit.note("ada", "ipv4:10.0.0.9:5", "ChangeAccess", outcome, arguments=HOSTILE, why="no such role", change=1)
+    return audit_report(audit.recent)

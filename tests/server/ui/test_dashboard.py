@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import aiohttp
@@ -15,6 +16,7 @@ from google.protobuf.message import Message
 from kvstore.devcluster.zookeeper import free_port
 from kvstore.env.beat import Beat
 from kvstore.env.clock import SystemClock
+from kvstore.env.shared_slots import SharedSlots
 from kvstore.env.transport import TcpTransport
 from kvstore.errors import InvalidRequest
 from kvstore.proto.admin_pb2 import ClusterReport, LedgersResponse, NodeReport
@@ -27,7 +29,7 @@ from kvstore.server.ui.ledgers import NEWEST, ledgers_page_of
 from kvstore.server.ui.pages import FILES, POLICY
 from kvstore.server.ui.subjects import LEDGERS_SHOWN
 from tests.server.http.test_listener import Shown
-from tests.server.ui.made import clients, made_details, transactions
+from tests.server.ui.made import audited, clients, made_details, slow, transactions
 from tests.server.ui.test_view import Elements, judged, loaded
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -71,7 +73,12 @@ class Made:
         return self.report
 
     async def details_of_all(self, method: str, kind: type[Message]) -> tuple[dict[str, Message], dict[str, str]]:
-        made: dict[str, Message] = {"clients": clients(), "transactions": transactions()}
+        made: dict[str, Message] = {
+            "clients": clients(),
+            "transactions": transactions(),
+            "slow": slow(),
+            "audit": audited("BEGUN", "OK"),
+        }
         assert type(made[method]) is kind
         return {"n1": made[method]}, {"n3": "refuses connections"}
 
@@ -94,10 +101,13 @@ class Turned:
         self.passes -= 1
         return None if self.passes >= 0 else HttpResponse(403, b"")
 
+    async def owner_of(self, request: HttpRequest) -> str:
+        return request.headers.get("Authorization") or "n"
+
 
 class Opened:
-    def __init__(self, listener: HttpListener, made: Made, url: str) -> None:
-        self.listener, self.made, self.url = listener, made, url
+    def __init__(self, listener: HttpListener, made: Made, url: str, slots: SharedSlots) -> None:
+        self.listener, self.made, self.url, self.slots = listener, made, url, slots
 
 
 @pytest.fixture
@@ -108,7 +118,7 @@ async def opened() -> AsyncIterator[Opened]:
     listener.dashboard = Dashboard(SystemClock(), made, listener.pages, details, None)
     listener.dashboard.start()
     await listener.open(address)
-    yield Opened(listener, made, f"http://{address}")
+    yield Opened(listener, made, f"http://{address}", listener.dashboard.slots)
     listener.dashboard.close()
     await listener.close()
 
@@ -221,15 +231,40 @@ async def test_stream_ends_when_its_user_loses_the_permission(opened: Opened, mo
         assert (await fetch(f"{opened.url}/ui"))[0].status == 403
 
 
-async def test_streams_are_bounded(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "STREAMS_MAX", 1)
+async def test_streams_are_bounded(opened: Opened) -> None:
+    opened.slots.most = 1
     async with aiohttp.ClientSession() as session, session.get(f"{opened.url}/ui/live") as stream:
         await event_of(stream)
-        assert (await fetch(f"{opened.url}/ui/live"))[0].status == 503
+        answer, text = await fetch(f"{opened.url}/ui/live")
+        assert (answer.status, answer.headers["Retry-After"]) == (503, "30")
+        assert text.startswith("503: expected at most 1 open pages with updates at this server, got one more")
+
+
+async def test_pages_of_one_user_leave_updates_for_another(opened: Opened) -> None:
+    opened.slots.most = 3
+    opened.listener.authenticator = Turned(1_000)
+    async with AsyncExitStack() as closing:
+        session = await closing.enter_async_context(aiohttp.ClientSession())
+
+        async def page_of(user: str) -> aiohttp.ClientResponse:
+            asked = session.get(f"{opened.url}/ui/live", headers={"Authorization": user})
+            stream = await closing.enter_async_context(asked)
+            if stream.status == 200:
+                await event_of(stream)
+            return stream
+
+        oldest, *others = [await page_of("many") for _ in range(3)]
+        few = await page_of("few")
+        assert few.status == 200
+        async with asyncio.timeout(PATIENCE_S):
+            await oldest.read()  # it ends
+        assert (await page_of("many")).status == 503
+        for each in (few, *others):
+            await event_of(each)
 
 
 async def test_page_that_reads_nothing_gives_up_its_slot(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "STREAMS_MAX", 1)
+    opened.slots.most = 1
     monkeypatch.setattr(module, "LIVE_S", 0.0)
     monkeypatch.setattr(module, "READER_S", 0.5)
     has_place, tell = asyncio.Event(), module._send
@@ -253,8 +288,8 @@ async def test_page_that_reads_nothing_gives_up_its_slot(opened: Opened, monkeyp
         await event_of(stream)
 
 
-async def test_head_request_gets_no_stream(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "STREAMS_MAX", 1)
+async def test_head_request_gets_no_stream(opened: Opened) -> None:
+    opened.slots.most = 1
     host, _, port = opened.url.removeprefix("http://").rpartition(":")
     for _ in range(2):  # none of them takes the slot of an open page
         reader, writer = await asyncio.open_connection(host, int(port))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
 from kvstore.errors import MetadataUnavailable
-from kvstore.proto.admin_pb2 import LedgersResponse, TransactionsResponse
+from kvstore.proto.admin_pb2 import LedgersResponse, SlowLogResponse, TransactionsResponse
 from kvstore.proto.data_pb2 import PinsResponse
 from kvstore.server.ui.cells import page_path
 from kvstore.server.ui.ledgers import BOOKIE_COLUMNS, bookie_ledgers_page_of
@@ -16,13 +18,15 @@ from kvstore.server.ui.local import (
     clients_page,
     clients_report,
     oldest_of,
+    slow_page,
     snapshots_page,
     transactions_page,
+    users_page,
 )
 from kvstore.server.ui.pages import DETAILS, MENU, POLICY
-from kvstore.server.ui.subjects import bookie_page, node_page, others_of, partition_page
+from kvstore.server.ui.subjects import bookie_page, node_page, partition_page
 from tests.server.status.test_health import silent
-from tests.server.ui.made import HOSTILE, clients, made_details, transactions
+from tests.server.ui.made import HOSTILE, NOW_MS, audited, clients, made_details, slow, transactions, users
 from tests.server.ui.test_dashboard import Opened, fetch, log_of, opened
 from tests.server.ui.test_view import Elements, judged, loaded
 
@@ -171,6 +175,45 @@ def test_server_reports_its_oldest_transactions_up_to_a_bound() -> None:
     assert (len(shown.intents), shown.intents[0].age_s, shown.intents[-1].age_s) == (ROWS_MAX, ROWS_MAX + 6, 7)
 
 
+def test_slow_page_shows_the_newest_operations_of_all_nodes_first() -> None:
+    off = SlowLogResponse(slow_ms=0)
+    page = slow_page({"n1": slow(), "n2": slow(NOW_MS + 1_000), "n4": off}, {"n3": "refuses connections"})
+    assert [row[1:5] for row in rows(page, "slow")] == [
+        [node, "leader", HOSTILE, "9c27d7d4f5a1b2c3"] for node in ("n2", "n1")
+    ]
+    assert page["tables"][0]["note"] == (
+        "2 operations, the newest first. Each node's `slow_ms`, and its number of slow operations since its start: "
+        "n1 100 ms (41), n2 100 ms (41), n4 0 (off). n3 is not included: refuses connections."
+    )
+
+
+def test_users_page_shows_the_newest_audit_lines_of_all_nodes_first() -> None:
+    found = {"n1": audited("BEGUN", "OK"), "n2": audited("PERMISSION_DENIED", date_ms=NOW_MS + 1_000)}
+    page = users_page(users(), found, {"n3": "refuses connections"}, NOW_MS)
+    said = ["ada", "10.0.0.9:5", "ChangeAccess", HOSTILE]
+    assert [row[1:] for row in rows(page, "audit")] == [
+        ["n2", *said, "PERMISSION_DENIED", "no such role"],
+        ["n1", *said, "OK", "no such role"],
+        ["n1", *said, "BEGUN", "no such role"],
+    ]
+    assert page["tables"][-1]["note"] == (
+        "3 lines, the newest first. Each node keeps the last 200 since its start. The files of the audit log have all "
+        "lines. n3 is not included: refuses connections."
+    )
+
+
+@pytest.mark.parametrize("page", [slow_page, partial(users_page, "the session is lost", date_ms=NOW_MS)])
+def test_pages_of_logs_show_at_most_a_number_of_rows(page: Callable[..., dict[str, Any]]) -> None:
+    is_slow = page is slow_page
+    many: Any = slow() if is_slow else audited("OK")
+    rows_of_it: Any = many.operations if is_slow else many.entries
+    rows_of_it.extend([rows_of_it[0]] * ROWS_MAX)
+    last = page({"n1": many}, {})["tables"][-1]
+    assert len(last["rows"]) == ROWS_MAX
+    noun = "operations" if is_slow else "lines"
+    assert last["note"].startswith(f"{ROWS_MAX + 1} {noun}, of which the newest {ROWS_MAX} are shown.")
+
+
 def test_snapshots_page_shows_the_limit_and_what_the_cluster_finds() -> None:
     report = judged(loaded())
     assert "No node limits its age." in snapshots_page(report, [])["tables"][0]["note"]
@@ -212,17 +255,6 @@ def test_bookie_page_names_the_partitions_that_lack_copies_there() -> None:
     assert rows(page, "lacking") == [["p2", "4"]]
     assert rows(page, "directories") == [["/d1", "writable", "5.0 GiB"], ["/d2", "failed: Input/output error", "0 B"]]
     assert (facts(page)["disk free"], facts(page)["used by ledgers"]) == ("50 GiB", "50 GiB")
-
-
-def test_pages_of_other_nodes_are_linked_with_their_scheme() -> None:
-    report = loaded()
-    report.nodes[1].report.http = "n2:8401"
-    report.nodes[2].report.http = "n3:8401"
-    report.nodes[2].report.tls.mode = "require"
-    assert others_of(report, "slow") == [
-        {"id": "n2", "address": "http://n2:8401/ui/slow"},
-        {"id": "n3", "address": "https://n3:8401/ui/slow"},
-    ]
 
 
 def test_parameters_of_a_page_are_encoded() -> None:

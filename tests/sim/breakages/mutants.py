@@ -52,7 +52,7 @@ from kvstore.server.clock.clock_sync import JudgedClock
 from kvstore.server.clock.saved_date import SavedDate
 from kvstore.server.peer.proof import CalledSide
 from kvstore.types import BookieId, EntryId, Position, Seq, ServerId
-from kvstore.wal.leading.leader_log import OpenLeaderLog
+from kvstore.wal.leading.leader_log import LeaderLog
 from kvstore.wal.tailing.tail import TailReader
 from kvstore.wal.takeover import LogTakeover
 from tests.sim.breakages import mutants_balance as mutants_balance
@@ -288,7 +288,7 @@ def _no_hidden_pauses(patch: pytest.MonkeyPatch) -> None:
 @mutant("new leader reads before the wait is over", story=acks_under_way, lease_ms=3000)
 def _early_reads(patch: pytest.MonkeyPatch) -> None:
     """The list's compare-and-set comes before the wait, and only acknowledgements of writes wait."""
-    append, init = OpenLeaderLog.append, OpenLeaderLog.__init__
+    append, init = LeaderLog.append, LeaderLog.__init__
     waits: dict[str, float] = {}
 
     async def note(self: Any, listed: Any, taken: Any) -> None:
@@ -309,8 +309,8 @@ def _early_reads(patch: pytest.MonkeyPatch) -> None:
         append(self, payload, first_seq, done if first else later)  # type: ignore[arg-type]
 
     patch.setattr(LogTakeover, "_wait_out", note)
-    patch.setattr(OpenLeaderLog, "__init__", begin)
-    patch.setattr(OpenLeaderLog, "append", append_and_wait)
+    patch.setattr(LeaderLog, "__init__", begin)
+    patch.setattr(LeaderLog, "append", append_and_wait)
 
 
 @mutant("trims what is applied, not what is synced", "kill_all", log__roll_entries=8, partition__flush_s=5.0)

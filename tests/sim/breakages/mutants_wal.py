@@ -23,7 +23,7 @@ from kvstore.wal.copies.copying import Copying
 from kvstore.wal.entry_reader import EntryReader
 from kvstore.wal.handle import LedgerHandle
 from kvstore.wal.leading.anchors import Anchors
-from kvstore.wal.leading.leader_log import OpenLeaderLog
+from kvstore.wal.leading.leader_log import LeaderLog
 from kvstore.wal.ledger_list import LedgerList
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.recovery import EntryAnswer, LastAnswer, Recovery, Unknown
@@ -182,13 +182,13 @@ def _blind_list(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("a rolled ledger is not listed")
 def _unlisted(patch: pytest.MonkeyPatch) -> None:
-    original = OpenLeaderLog._write_list
+    original = LeaderLog._write_list
 
     async def write_list(self: Any, listed: Any, created: Any = None) -> None:
         if created is None:
             await original(self, listed, created)
 
-    patch.setattr(OpenLeaderLog, "_write_list", write_list)
+    patch.setattr(LeaderLog, "_write_list", write_list)
 
 
 @mutant("entries go to the next ledger before the last one's are acknowledged")
@@ -496,11 +496,11 @@ def _closed_end_too_late(patch: pytest.MonkeyPatch) -> None:
 # docs/protocol.md G25
 @mutant("a roll lists the closed end of the roll before")
 def _closed_end_too_early(patch: pytest.MonkeyPatch) -> None:
-    original = OpenLeaderLog._switch
+    original = LeaderLog._switch
 
     def switch(self: Any, metadata: Any) -> None:
         before = self._before_open
         original(self, metadata)
         self._before_open = before
 
-    patch.setattr(OpenLeaderLog, "_switch", switch)
+    patch.setattr(LeaderLog, "_switch", switch)

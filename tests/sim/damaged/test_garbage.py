@@ -14,7 +14,7 @@ from kvstore.meta.memory_tree import TreeNode
 from kvstore.meta.store import Create, Delete
 from kvstore.types import LedgerId, ServerId
 from kvstore.wal import list_codec
-from kvstore.wal.leading.leader_log import OpenLeaderLog
+from kvstore.wal.leading.leader_log import LeaderLog
 from kvstore.wal.log import PartitionLogs
 from tests.sim.judges.operations import Status
 from tests.sim.stories.scenarios import P, Stage, knobs, play
@@ -161,7 +161,7 @@ def test_partition_is_led_again_after_failed_takeovers_over_garbage(monkeypatch:
     fruitless = 0
     open_as_leader = PartitionLogs.open_as_leader
 
-    async def open_in_vain(self: PartitionLogs, *what: Any) -> OpenLeaderLog:
+    async def open_in_vain(self: PartitionLogs, *what: Any) -> LeaderLog:
         nonlocal fruitless
         opened = await open_as_leader(self, *what)
         if fruitless:

@@ -17,10 +17,10 @@ from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import Change
 from kvstore.types import Position, Seq
-from kvstore.wal.leading.leader_log import OpenLeaderLog
+from kvstore.wal.leading.leader_log import LeaderLog
 from kvstore.wal.ledger_list import BEGINNING, LedgerList
 from kvstore.wal.opener import LedgerTakeover
-from kvstore.wal.ports import LogReader
+from kvstore.wal.tailing.tail import TailReader
 from tests.sim.ledgers_and_logs.bench import B1, B2, B3, Bench, FrozenStore, P, run
 from tests.sim.ledgers_and_logs.logs import NEVER, SMALL, Writer, opened
 
@@ -206,18 +206,18 @@ def needed(listed: LedgerList) -> set[str]:
     return {paths.INSTANCE_ID, paths.partition_log(P), *last_two}
 
 
-async def take_over(bench: Bench, applied: Position | None) -> OpenLeaderLog:
+async def take_over(bench: Bench, applied: Position | None) -> LeaderLog:
     async with asyncio.timeout(OPEN_S):
         return await bench.logs(NEVER).open_as_leader(P, 500, lambda: Seq(1), lambda: applied)
 
 
-async def read_until(reader: LogReader, payload: bytes) -> None:
+async def read_until(reader: TailReader, payload: bytes) -> None:
     async with asyncio.timeout(READ_S):
         while payload not in [entry.payload for entry in await reader.read(1000)]:
             pass
 
 
-async def lead_and_read_on(bench: Bench, end: Position, running: LogReader) -> None:
+async def lead_and_read_on(bench: Bench, end: Position, running: TailReader) -> None:
     """A replica that has applied the log up to `end` takes it over. The replica and a restarted one read the
     appended entries."""
     log = await take_over(bench, None if end == BEGINNING else end)

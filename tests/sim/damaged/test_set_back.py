@@ -13,7 +13,8 @@ from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore
 from kvstore.types import NO_ENTRY, EntryId, LedgerId, Position, Seq
 from kvstore.wal.ledger_list import BEGINNING, LedgerList
-from kvstore.wal.ports import LogEntry, LogReader
+from kvstore.wal.ports import LogEntry
+from kvstore.wal.tailing.tail import TailReader
 from tests.sim.ledgers_and_logs.bench import Bench, P, run
 from tests.sim.ledgers_and_logs.logs import LISTED, SMALL, Writer, opened, set_list_back, with_older_list
 
@@ -108,7 +109,7 @@ def test_tail_at_end_stops_when_list_is_set_back_and_another_leads() -> None:
     run(case)
 
 
-async def read_on(reader: LogReader) -> None:
+async def read_on(reader: TailReader) -> None:
     while True:
         assert not await reader.read(1000), "entries of another history"
 

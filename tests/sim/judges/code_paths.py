@@ -26,7 +26,7 @@ from kvstore.partition.state.transfer import StateImport
 from kvstore.server.routing.router import Router
 from kvstore.wal import opener
 from kvstore.wal.copies.copying import Copying
-from kvstore.wal.leading.leader_log import OpenLeaderLog
+from kvstore.wal.leading.leader_log import LeaderLog
 from kvstore.wal.leading.trim import Trimmer
 from kvstore.wal.takeover import LogTakeover
 from kvstore.wal.writer import LedgerWriter
@@ -71,7 +71,7 @@ CODE_PATHS: dict[str, CodePath] = {
     "a lease is waited out": CodePath(LogTakeover, "_wait_out"),
     "a tail is written back": CodePath(opener._Run, "_write_back"),
     "an ensemble changes": CodePath(LedgerWriter, "_resume"),
-    "a ledger is rolled": CodePath(OpenLeaderLog, "_switch"),
+    "a ledger is rolled": CodePath(LeaderLog, "_switch"),
     "an operation waits for a leader": CodePath(Router, "_wait"),
     "a retry is answered from the table": CodePath(RetryTable, "find", _is_something),
     "a replica may not open the log": CodePath(Replica, "_drop_lead"),

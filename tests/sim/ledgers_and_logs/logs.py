@@ -8,7 +8,7 @@ from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore
 from kvstore.types import Position, Seq
 from kvstore.wal.config import LogConfig
-from kvstore.wal.leading.leader_log import OpenLeaderLog
+from kvstore.wal.leading.leader_log import LeaderLog
 from kvstore.wal.log import PartitionLogs
 from tests.sim.ledgers_and_logs.bench import Appended, Bench, P, first_seq
 
@@ -21,7 +21,7 @@ LISTED = paths.partition_log(P)
 class Writer:
     """Appends numbered entries to an open log."""
 
-    def __init__(self, log: OpenLeaderLog, seq: int = 1) -> None:
+    def __init__(self, log: LeaderLog, seq: int = 1) -> None:
         self.log = log
         self.entries = Appended()
         self.seq = seq
@@ -34,7 +34,7 @@ class Writer:
         await asyncio.sleep(0.1)
 
 
-async def opened(logs: PartitionLogs, lease_ms: int = 500) -> OpenLeaderLog:
+async def opened(logs: PartitionLogs, lease_ms: int = 500) -> LeaderLog:
     return await logs.open_as_leader(P, lease_ms, first_seq)
 
 

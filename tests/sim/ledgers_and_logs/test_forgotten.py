@@ -15,7 +15,7 @@ from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import Stat
 from kvstore.types import Seq
 from kvstore.wal.leading.anchors import CHECK_S, PAUSE_S
-from kvstore.wal.leading.leader_log import OpenLeaderLog
+from kvstore.wal.leading.leader_log import LeaderLog
 from tests.sim.ledgers_and_logs.bench import Bench, FrozenStore, P, run
 from tests.sim.ledgers_and_logs.logs import (
     LISTED,
@@ -36,7 +36,7 @@ async def remove(bench: Bench, path: str) -> None:
     await MemoryStore(bench.tree).delete(path, -1)
 
 
-def anchors(log: OpenLeaderLog) -> tuple[str, ...]:
+def anchors(log: LeaderLog) -> tuple[str, ...]:
     return paths.INSTANCE_ID, LISTED, paths.ledger(log.handle.ledger)
 
 

@@ -18,7 +18,7 @@ import pytest
 from kvstore.errors import StoreError
 from kvstore.types import PartitionId, Position, Quorum, Seq
 from kvstore.wal.config import LogConfig
-from kvstore.wal.leading.leader_log import OpenLeaderLog
+from kvstore.wal.leading.leader_log import LeaderLog
 from kvstore.wal.ledger_list import BEGINNING
 from kvstore.wal.ports import LogEntry
 from tests.sim.ledgers_and_logs.ledgers import FAULTS, RELEASE, LedgerCluster, Writer, make_root
@@ -97,7 +97,7 @@ class Candidate:
 class Lead:
     """One epoch of one leader."""
 
-    def __init__(self, writer: Writer, history: History, log: OpenLeaderLog) -> None:
+    def __init__(self, writer: Writer, history: History, log: LeaderLog) -> None:
         self._writer = writer
         self._history = history
         self._log = log
@@ -257,7 +257,7 @@ async def judge(writer: Writer, history: History) -> None:
     log.close_for_good()
 
 
-async def open_at_last(writer: Writer) -> OpenLeaderLog:
+async def open_at_last(writer: Writer) -> LeaderLog:
     """Check P8: with all nodes up a leader appears."""
     for _ in range(20):
         try:

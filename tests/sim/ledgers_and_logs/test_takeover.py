@@ -12,7 +12,7 @@ import pytest
 from kvstore.meta import paths
 from kvstore.partition.election.replica import Replica
 from kvstore.partition.state.commands import Level
-from kvstore.wal.leading.leader_log import OpenLeaderLog
+from kvstore.wal.leading.leader_log import LeaderLog
 from tests.sim.judges.operations import Operation, Status
 from tests.sim.nodes import Node
 from tests.sim.stories.scenarios import KEY, Countdown, P, Stage, Stepped, Story, knobs, play
@@ -194,7 +194,7 @@ def roller_stopped_at(patch: pytest.MonkeyPatch, step: int) -> bool:
                 struck.append(old)
                 old.pause()
 
-        step_by_step(patch, OpenLeaderLog, "_roll", accident)
+        step_by_step(patch, LeaderLog, "_roll", accident)
         try:
             until = stage.world.loop.time() + 3.0
             while not struck and stage.world.loop.time() < until:

@@ -20,7 +20,7 @@ from kvstore.wal.leading.trim import TRIMMED_MAX
 from kvstore.wal.ledger_list import Listed, LogEnd
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.pins import Pins
-from kvstore.wal.ports import LogReader
+from kvstore.wal.tailing.tail import TailReader
 from tests.sim.ledgers_and_logs.bench import Bench, P, run
 from tests.sim.ledgers_and_logs.logs import NEVER, SMALL, Writer, numbers, opened, read_all
 
@@ -456,7 +456,7 @@ def test_list_is_at_its_documented_path() -> None:
     run(case)
 
 
-async def read_on(reader: LogReader) -> None:
+async def read_on(reader: TailReader) -> None:
     while True:
         await reader.read(100)
 

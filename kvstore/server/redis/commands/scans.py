@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from itertools import zip_longest
 
 from kvstore.access import Right
+from kvstore.env.networks import network_of
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.ring.hashing import SLOTS, SLOTS_HASH, TOKENS
 from kvstore.server.redis import replies
@@ -28,12 +29,12 @@ _CURSOR_MAX = (1 << 64) - 1
 
 def _traverse(performer: Performer, work: Callable[[], Awaitable[bytes]]) -> None:
     """Run `work`, which traverses all partitions, and reply with its result. As at the other endpoints, the number
-    of concurrent traversals is limited in total and per user. A traversal is charged to the rates of the namespaces
-    that contain the user's keys."""
-    gate, server = performer.gate, performer.server
+    of concurrent traversals is limited in total and per user or network. A traversal is charged to the rates of the
+    namespaces that contain the user's keys."""
+    gate, server, network = performer.gate, performer.server, network_of(performer.client.host)
 
     async def admitted() -> bytes:
-        async with server.scans.place("" if gate is None else gate.identity.name):
+        async with server.scans.place("" if gate is None else gate.identity.name, network):
             rates, starts = server.rates(), [start for start, _ in _spans(performer)]
             if rates is not None and (refusal := rates.refusal_or_none(starts)) is not None:
                 raise refusal

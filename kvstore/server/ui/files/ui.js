@@ -16,7 +16,9 @@
     for (const cell of document.querySelectorAll("[data-live]")) say(cell, now.cells[cell.dataset.live] ?? cell.textContent);
     say(place("link"), now.changed === document.body.dataset.shape ? "live" : "live; reload to see the changes below");
   });
-  source.addEventListener("error", () => say(place("link"), "this node does not respond; retrying"));
+  source.addEventListener("error", () => say(place("link"), source.readyState === EventSource.CLOSED
+    ? "this node sends no updates, for example because too many pages are open; reload to try again"
+    : "this node does not respond; retrying"));
 
   // ── folded parts ──────────────────────────────────────────────────────────────────────────────────────────────────
   // A phone shows the verdict, the findings, the nodes and the load; it unfolds the rest, and the part that a link names.
