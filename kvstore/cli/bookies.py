@@ -24,7 +24,7 @@ from kvstore.cli.cluster import (
 )
 from kvstore.cli.output import as_json, as_table
 from kvstore.cli.status.known import cluster_report, from_store_or_servers
-from kvstore.errors import BookieError, ConfigError, Corrupted, InvalidRequest, NoSuchLedger, NoSuchNode, StoreError
+from kvstore.errors import BookieError, ConfigError, InvalidRequest, NoSuchNode, StoreError
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.cookies import Cookie, encode_cookie
@@ -72,15 +72,7 @@ def list_bookies(cluster: ClusterOptions = LOCAL, json: Json = False) -> None:
         view = BookieView(tools.store)
         await view.refresh()
         known = {*await CookieStore(tools.store).bookies(), *view.current.all}
-        named: dict[BookieId, int] = {}
-        ledgers = LedgerStore(tools.store)
-        for ledger in await ledgers.list_ids():
-            try:
-                metadata, _ = await ledgers.read(ledger)
-            except (NoSuchLedger, Corrupted):
-                continue
-            for bookie in sorted({bookie for fragment in metadata.fragments for bookie in fragment.ensemble}):
-                named[bookie] = named.get(bookie, 0) + 1
+        named = await LedgerStore(tools.store).count_by_bookie()
         clients = BookieClients(tools.env, view.address, cluster=await cluster_id(tools.store))
         try:
             there = sorted(view.current.all)
@@ -95,7 +87,7 @@ def list_bookies(cluster: ClusterOptions = LOCAL, json: Json = False) -> None:
                 "address": view.current.all.get(bookie),
                 "zone": view.zone(bookie) or None,
                 "state": _state(view, bookie),
-                "ledgers": named.get(bookie, 0),
+                "ledgers": named[bookie],
                 "free_bytes": spaces.get(bookie),
             }
             for bookie in sorted(known | set(named))

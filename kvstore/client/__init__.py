@@ -15,6 +15,7 @@ from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.values import Deleted, Item, Level, Meta, Page, Replaced, Token
 from kvstore.client.core.watching import Change
 from kvstore.client.feed import FeedReader, PartitionFeed
+from kvstore.env.tls import Tls
 from kvstore.rpc.login import Login
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "PartitionFeed",
     "Replaced",
     "StoredMapping",
+    "Tls",
     "Token",
     "Transaction",
     "TypedClient",

@@ -4,7 +4,9 @@ watch."""
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 
 from kvstore.errors import (
     Corrupted,
@@ -19,7 +21,7 @@ from kvstore.errors import (
 from kvstore.meta import ledger_metadata, paths
 from kvstore.meta.store import MetadataStore, Watch, ensure_path
 from kvstore.meta.update import until_known, update
-from kvstore.types import LedgerId, LedgerMetadata
+from kvstore.types import BookieId, LedgerId, LedgerMetadata
 
 _CREATE_ATTEMPTS_MAX = 8
 _STEP = 200
@@ -93,6 +95,16 @@ class LedgerStore:
         except (MetadataDenied, NoSuchNode):
             return denied
         return UndecodableNode(f"ledger {ledger}: its metadata are closed to our user of the metadata store: {denied}")
+
+    async def count_by_bookie(self) -> Counter[BookieId]:
+        """Return the number of ledgers that name each bookie. Reads the metadata of every ledger; ledgers whose
+        metadata cannot be decoded do not count."""
+        found: Counter[BookieId] = Counter()
+        for ledger in await self.list_ids():
+            with suppress(NoSuchLedger, Corrupted):
+                metadata, _ = await self.read(ledger)
+                found.update({bookie for fragment in metadata.fragments for bookie in fragment.ensemble})
+        return found
 
     async def read_latest(self, ledger: LedgerId) -> tuple[LedgerMetadata, int]:
         """Return the metadata of a ledger and their version, at least as new as this call. For callers that act on

@@ -230,11 +230,11 @@ class Pinning:
 
     async def _take(self, asked: PinRequest) -> PinnedState:
         self._lead()
-        self._check_number(asked.number)
         self._state.pinned_views.expire(self._env.clock.passed_ms())
         self._state.pinned_views.check_capacity(asked.pin)
         deadline_ms = self._deadline(asked.ttl_ms)
         await self._hold_log(asked.pin, deadline_ms)
+        self._check_number(asked.number)  # in the step that sends the MARK, because the log's version may rise before
         position = await self._lead().append_record(MarkRecord(asked.pin, deadline_ms, True, asked.number))
         self.taken += 1
         held = self._state.pinned_views.taken(asked.pin, position)

@@ -1,6 +1,6 @@
-"""Wraps every gRPC method of a server. The wrapper counts calls (kvstore/rpc/calls.py) and refuses messages that
-cannot be parsed. Without the wrapper, gRPC would answer UNKNOWN, which means that a write may have been done, and
-would log a traceback for each message."""
+"""Wraps every gRPC method of a server. The wrapper counts calls (kvstore/rpc/calls.py), refuses messages that cannot be
+parsed, and converts the StoreErrors of methods to gRPC statuses. Without the wrapper, gRPC would answer UNKNOWN, which
+means that a write may have been done, and would log a traceback for each message."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from kvstore.env.networks import KnownNetworks
-from kvstore.errors import InvalidRequest
+from kvstore.errors import InvalidRequest, StoreError
 from kvstore.rpc.calls import ServerCalls
 from kvstore.rpc.gate import Gate, Passage
 from kvstore.rpc.status import abort
@@ -99,6 +99,8 @@ def _unary(behaviour: Behaviour, calls: ServerCalls, passage: Passage) -> Behavi
                 async with passage.through(request, context):
                     return await behaviour(request, context)
             return await behaviour(request, context)
+        except StoreError as error:
+            await abort(context, error)
         finally:
             calls.end(address)
 
@@ -114,6 +116,8 @@ def _lasting(behaviour: Behaviour, calls: ServerCalls, passage: Passage) -> Beha
             request = await _request(context, calls, address)
             async with passage.lasting(request, context):
                 return await behaviour(request, context)
+        except StoreError as error:
+            await abort(context, error)
         finally:
             calls.end(address)
 
@@ -133,6 +137,8 @@ def _open(handler: Any, calls: ServerCalls, passage: Passage) -> Behaviour:
                 if lasts:
                     return await handler.unary_stream(request, context)
                 await context.write(await handler.unary_unary(request, context))
+        except StoreError as error:
+            await abort(context, error)
         finally:
             calls.end(address)
 
@@ -142,7 +148,7 @@ def _open(handler: Any, calls: ServerCalls, passage: Passage) -> Behaviour:
 async def _request(context: Any, calls: ServerCalls, address: str) -> Any:
     request = await calls.message(context, address)
     if request.__class__ is Malformed:
-        await abort(context, request.error)
+        raise request.error
     return request
 
 
@@ -156,6 +162,8 @@ def _streaming(behaviour: Behaviour, calls: ServerCalls, passage: Passage) -> Be
                 return await behaviour(requests, context)
         except DecodeError as error:
             await abort(context, Malformed(str(error)).error)
+        except StoreError as error:
+            await abort(context, error)
         finally:
             calls.end(address)
 
@@ -173,6 +181,8 @@ def _streaming_pages(behaviour: Behaviour, calls: ServerCalls, passage: Passage)
                     yield each
         except DecodeError as error:
             await abort(context, Malformed(str(error)).error)
+        except StoreError as error:
+            await abort(context, error)
         finally:
             calls.end(address)
 

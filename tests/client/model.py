@@ -33,6 +33,7 @@ class Endpoint:
     resp: str = ""
     http: str = ""
     zone: str = ""
+    bookie: str = ""
     draining: bool = False
     can: int = versions.LATEST
 

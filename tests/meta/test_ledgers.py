@@ -49,6 +49,17 @@ async def test_pages_list_ledgers_by_rising_ids(ledgers: LedgerStore) -> None:
     assert pages == [[7, 9_999], [10_000], [2**30], [2**31], [2**40]]
 
 
+async def test_bookie_counts_once_for_each_readable_ledger_that_names_it(
+    ledgers: LedgerStore, store: FaultyStore
+) -> None:
+    two = Fragment(EntryId(5), (BOOKIES[0], BOOKIES[1], BookieId("b4-1")))
+    await ledgers.create(ledger(7))
+    await ledgers.create(replace(ledger(8), fragments=(*ledger(8).fragments, two)))
+    await ledgers.create(ledger(9))
+    await store.set(paths.ledger(LedgerId(9)), b"unreadable", 0)
+    assert await ledgers.count_by_bookie() == dict(zip((*BOOKIES, "b4-1"), (2, 2, 2, 1), strict=True))
+
+
 async def test_id_belongs_to_its_first_creator(ledgers: LedgerStore) -> None:
     await ledgers.create(ledger(7, token=1))
     with pytest.raises(NodeExists):

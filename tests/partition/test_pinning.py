@@ -70,12 +70,25 @@ async def test_answer_ends_when_it_waits_for_a_stuck_entry(tmp_path: Path, monke
 
 
 # docs/protocol.md Tx13
-@pytest.mark.parametrize(("version", "number"), [(versions.FIRST, 5), (NUMBERED_SINCE, 0)])
+@pytest.mark.parametrize(
+    ("before", "version", "number"),
+    [(versions.FIRST, versions.FIRST, 5), (NUMBERED_SINCE, NUMBERED_SINCE, 0), (versions.FIRST, NUMBERED_SINCE, 0)],
+)
 async def test_pin_has_a_number_exactly_if_the_log_may_have_transactions(
-    tmp_path: Path, version: int, number: int
+    tmp_path: Path, before: int, version: int, number: int
 ) -> None:
+    """The version counts that the log has when the MARK is sent. It may rise while the log is held. A MARK without a
+    number behind that would keep the effects of a transaction here whose other part another partition lacks."""
     state = ReplicaState(P1, MemoryEngine(), PartitionConfig(), rings.key_hash)
-    state.log_version = version
-    one = Pinning(real_env(tmp_path), P1, state, lambda: cast(Any, object()), cast(Any, None))
+    state.log_version, state.position = before, Position(LedgerId(1), EntryId(0))
+
+    async def hold_until(*_: object) -> None:
+        state.log_version = version
+
+    async def append_record(record: MarkRecord) -> None:
+        pytest.fail(f"sent {record}")
+
+    leader, pins = SimpleNamespace(append_record=append_record), SimpleNamespace(hold_until=hold_until)
+    one = Pinning(real_env(tmp_path), P1, state, *cast(Any, (lambda: leader, pins)))
     with pytest.raises(Unavailable, match="take it again"):
         await one.answer(pinning.TAKE, pinning.encode(pinning.PinRequest("pin", 1_000, 0, number)))

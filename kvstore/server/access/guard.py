@@ -9,7 +9,8 @@ from itertools import repeat
 from kvstore.errors import StoreError
 from kvstore.partition.state.commands import NOT_NOW, Get, NotNow, Op, Put, Sink
 from kvstore.server.access.identities import OPERATION_NAMES, REVEALING, Access, UserIdentity
-from kvstore.server.routing.backend import Backend, Topology
+from kvstore.server.cluster.topology import ClusterTopology
+from kvstore.server.routing.backend import Backend
 from kvstore.types import PartitionId
 
 _REVEALING = int(REVEALING)
@@ -28,7 +29,7 @@ class Guard:
         self._read_now, self._submit = backend.read_now, backend.submit
 
     @property
-    def topology(self) -> Topology:
+    def topology(self) -> ClusterTopology:
         return self._backend.topology
 
     def on_topology(self, changed: Callable[[], None]) -> Callable[[], None]:

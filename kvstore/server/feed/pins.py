@@ -28,8 +28,8 @@ from kvstore.partition.pinning import HeldPin, PinnedState, PinRequest
 from kvstore.proto import data_pb2
 from kvstore.ring import MURMUR3, PartitionState, Ring, codec
 from kvstore.ring.cover import flaw
+from kvstore.server.cluster.topology import ClusterTopology
 from kvstore.server.peer_calls import PeerCalls
-from kvstore.server.routing.backend import Topology
 from kvstore.types import PartitionId, ServerId
 from kvstore.versions import Versions
 from kvstore.wal.lists import LedgerLists
@@ -52,7 +52,7 @@ class PinsSource(Protocol):
     @property
     def store(self) -> MetadataStore: ...
     @property
-    def topology(self) -> Topology: ...
+    def topology(self) -> ClusterTopology: ...
     @property
     def links(self) -> PeerCalls: ...
     @property
@@ -325,7 +325,7 @@ class PinKeeper:
         return response
 
 
-def _best_first(topology: Topology, partition: PartitionId) -> list[ServerId]:
+def _best_first(topology: ClusterTopology, partition: PartitionId) -> list[ServerId]:
     """Return the running replicas in the order in which to ask them. The leader is last, because it is the busiest."""
     leader = topology.leaders.get(partition, (ServerId(""), 0))[0]
     member = topology.ring.partitions.get(partition)

@@ -11,7 +11,7 @@ import grpc
 from kvstore.env import Env
 from kvstore.env.log_output import Output
 from kvstore.env.profiler import Profiler, name_of
-from kvstore.errors import Corrupted, InvalidRequest, NoSuchLedger, Unavailable
+from kvstore.errors import InvalidRequest, Unavailable
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.ledgers import LedgerStore
@@ -91,8 +91,8 @@ class AdminSource(RingSource, Protocol):
 
 
 class Admin(admin_pb2_grpc.AdminServicer):
-    """The gRPC service `kvstore.v1.Admin`. Its methods raise StoreError, which kvstore/server/grpc/audit.py converts
-    to gRPC statuses."""
+    """The gRPC service `kvstore.v1.Admin`. Like those of all services, its methods raise StoreError, which
+    kvstore/rpc/malformed.py converts to gRPC statuses."""
 
     def __init__(self, env: Env, source: AdminSource, backend: Backend) -> None:
         self._source = source
@@ -123,15 +123,9 @@ class Admin(admin_pb2_grpc.AdminServicer):
         members = {replica for member in topology.ring.partitions.values() for replica in member.replicas}
         for id in sorted(members | set(topology.servers)):
             node = response.nodes.add(id=id, alive=id in topology.servers, leads=led.get(id, []))
-            endpoints: Any = topology.servers.get(id)
-            if endpoints is not None:
-                node.grpc, node.resp, node.http, node.zone = (
-                    endpoints.grpc,
-                    endpoints.resp,
-                    endpoints.http,
-                    endpoints.zone,
-                )
-                node.bookie = getattr(endpoints, "bookie", "")
+            if (member := topology.servers.get(id)) is not None:
+                node.grpc, node.resp, node.http = member.grpc, member.resp, member.http
+                node.zone, node.bookie = member.zone, member.bookie
         return response
 
     async def NodeStatus(self, request: admin_pb2.NodeStatusRequest, context: Context) -> admin_pb2.NodeReport:
@@ -281,15 +275,7 @@ class Admin(admin_pb2_grpc.AdminServicer):
 async def _bookies(store: MetadataStore) -> admin_pb2.BookiesResponse:
     view = BookieView(store)
     await view.refresh()
-    named: dict[BookieId, int] = {}
-    ledgers = LedgerStore(store)
-    for ledger in await ledgers.list_ids():
-        try:
-            metadata, _ = await ledgers.read(ledger)
-        except (NoSuchLedger, Corrupted):
-            continue
-        for bookie in {bookie for fragment in metadata.fragments for bookie in fragment.ensemble}:
-            named[bookie] = named.get(bookie, 0) + 1
+    named = await LedgerStore(store).count_by_bookie()
     known = {*await CookieStore(store).bookies(), *view.current.all, *named}
     response = admin_pb2.BookiesResponse()
     for bookie in sorted(known):
@@ -297,7 +283,7 @@ async def _bookies(store: MetadataStore) -> admin_pb2.BookiesResponse:
             id=bookie,
             address=view.address(bookie) or "",
             state=_state(view, bookie),
-            ledgers=named.get(bookie, 0),
+            ledgers=named[bookie],
         )
     return response
 

@@ -1,5 +1,5 @@
 """Audits the calls of the admin service. Changes go through AdminChanges (kvstore/server/access/changes.py). Every
-other call leaves a line in the audit log when it ends. Errors of the service are converted to gRPC statuses here."""
+other call leaves a line in the audit log when it ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from google.protobuf.descriptor_pb2 import MethodOptions
 from kvstore.errors import StoreError
 from kvstore.proto import admin_pb2
 from kvstore.rpc.callers import caller_of
-from kvstore.rpc.status import abort, listed, reason_of
+from kvstore.rpc.status import listed, reason_of
 from kvstore.server.access.audit import NOBODY, AuditLog, CallAuthor
 from kvstore.server.access.changes import DONE, UNKNOWN, AdminChanges
 
@@ -79,13 +79,10 @@ class AuditedCalls:
 
         async def answer(request: Any, context: Any) -> Any:
             by = CallAuthor(self._caller() or who(context), caller_of(context))
-            try:
-                if is_change(method, request):
-                    work = partial(behaviour, request, context)
-                    return await self._changes.make(by, method, work, arguments_of(request))
-                return await self._read(by, method, behaviour, request, context)
-            except StoreError as error:
-                await abort(context, error)
+            if is_change(method, request):
+                work = partial(behaviour, request, context)
+                return await self._changes.make(by, method, work, arguments_of(request))
+            return await self._read(by, method, behaviour, request, context)
 
         return answer
 

@@ -18,7 +18,7 @@ import grpc
 
 from kvstore.env import Env
 from kvstore.env.shared_slots import SharedSlots
-from kvstore.errors import InvalidRequest, NoSuchPin, NotCaughtUp, StoreError, Unavailable
+from kvstore.errors import InvalidRequest, NoSuchPin, NotCaughtUp, Unavailable
 from kvstore.partition.leading.batch_delay import STARVED_FULL
 from kvstore.partition.state.engine import ViewClosed
 from kvstore.partition.state.pinned_scan import PinnedScan
@@ -29,7 +29,6 @@ from kvstore.proto import data_pb2, data_pb2_grpc
 from kvstore.ring.hashing import TOKENS
 from kvstore.rpc.callers import owner_of
 from kvstore.rpc.calls import Few, check_cluster
-from kvstore.rpc.status import abort
 from kvstore.server.feed.pinned_outcomes import PinnedOutcomes
 from kvstore.server.feed.pins import PinKeeper, PinsSource
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
@@ -74,31 +73,19 @@ class Data(data_pb2_grpc.DataServicer):
         await self._keeper.close()
 
     async def Pin(self, request: data_pb2.PinRequest, context: Context) -> data_pb2.PinResponse:
-        try:
-            check_cluster(request.cluster, self._source.cluster)
-            return await self._keeper.pin(request)
-        except StoreError as error:
-            await abort(context, error)
+        check_cluster(request.cluster, self._source.cluster)
+        return await self._keeper.pin(request)
 
     async def Renew(self, request: data_pb2.RenewRequest, context: Context) -> data_pb2.RenewResponse:
-        try:
-            check_cluster(request.cluster, self._source.cluster)
-            return await self._keeper.renew(request)
-        except StoreError as error:
-            await abort(context, error)
+        check_cluster(request.cluster, self._source.cluster)
+        return await self._keeper.renew(request)
 
     async def Unpin(self, request: data_pb2.UnpinRequest, context: Context) -> data_pb2.UnpinResponse:
-        try:
-            return await self._keeper.unpin(request.id)
-        except StoreError as error:
-            await abort(context, error)
+        return await self._keeper.unpin(request.id)
 
     async def Pins(self, request: data_pb2.PinsRequest, context: Context) -> data_pb2.PinsResponse:
-        try:
-            with self._surveys.place(context):
-                return await self._keeper.listed()
-        except StoreError as error:
-            await abort(context, error)
+        with self._surveys.place(context):
+            return await self._keeper.listed()
 
     async def ReadPinned(  # type: ignore[override]  # gRPC takes coroutines that write to the context as well
         self, request: data_pb2.ReadPinnedRequest, context: Context
@@ -108,8 +95,6 @@ class Data(data_pb2_grpc.DataServicer):
             async with self._reads.place(owner), aclosing(self.pages(request)) as pages:
                 async for page in pages:
                     await context.write(page)
-        except StoreError as error:
-            await abort(context, error)
         except grpc.aio.BaseError as error:
             log.debug("the client of a pinned read disconnected: %r", error)
 

@@ -30,7 +30,6 @@ from kvstore.proto import feed_pb2, feed_pb2_grpc
 from kvstore.ring import PartitionState, Ring
 from kvstore.rpc.callers import owner_of
 from kvstore.rpc.calls import Few, check_cluster
-from kvstore.rpc.status import abort
 from kvstore.server.feed.feeds import Feeds
 from kvstore.server.feed.pages import FeedPage, PageBounds, interest_in
 from kvstore.server.feed.tail import FeedCursor
@@ -107,7 +106,7 @@ class FeedService(feed_pb2_grpc.FeedServicer):
             with self._surveys.place(context):
                 return await self._positions()
         except StoreError as error:
-            await abort(context, _seen_outside(error))
+            raise _seen_outside(error) from error
 
     async def _positions(self) -> feed_pb2.PositionsResponse:
         ring = await self._feeds.newest_ring()
@@ -146,7 +145,7 @@ class FeedService(feed_pb2_grpc.FeedServicer):
             async with self._readers.place(owner_of(self._caller(), context)):
                 return await self._changes(request)
         except StoreError as error:
-            await abort(context, _seen_outside(error))
+            raise _seen_outside(error) from error
 
     async def _changes(self, request: feed_pb2.ChangesRequest) -> feed_pb2.ChangesResponse:
         await self._check_cluster(request.cluster)
@@ -242,7 +241,7 @@ class FeedService(feed_pb2_grpc.FeedServicer):
             with self._holding.place(context):
                 return await self._hold(request)
         except StoreError as error:
-            await abort(context, _seen_outside(error))
+            raise _seen_outside(error) from error
 
     async def _hold(self, request: feed_pb2.HoldRequest) -> feed_pb2.HoldResponse:
         if not _NAME.fullmatch(request.name) or request.ttl_ms > HOLD_MAX_MS:

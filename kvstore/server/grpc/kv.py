@@ -14,14 +14,13 @@ import grpc
 from kvstore.env import Env
 from kvstore.env.histogram import Histogram
 from kvstore.env.networks import address_of
-from kvstore.errors import OutcomeUnknown, Refused, StoreError, Unavailable
+from kvstore.errors import OutcomeUnknown, Refused, Unavailable
 from kvstore.partition.state.commands import Code, Delete, Flag, Get, Op, Put, Result
 from kvstore.partition.state.traits import check_options
 from kvstore.proto import kv_pb2, kv_pb2_grpc
 from kvstore.rpc.callers import caller_of, owner_of
 from kvstore.rpc.calls import check_cluster
 from kvstore.rpc.channels import TIMEOUT_DEFAULT_MS
-from kvstore.rpc.status import abort
 from kvstore.server.feed.feeds import Feeds
 from kvstore.server.feed.watch import send_watch
 from kvstore.server.grpc.batch_budget import BudgetedBackend
@@ -87,33 +86,27 @@ class KV(kv_pb2_grpc.KVServicer):
 
     async def Get(self, request: kv_pb2.GetRequest, context: Context) -> kv_pb2.GetResponse:
         key = request.key
-        try:
-            check_operation_sizes(Code.GET, key, b"")
-            check_level(request.level)
-            partition = self._backend.topology.ring.partition_of(key)
-            op = Get(key, request.level, _token(request.token, partition))
-            record = await self._in_time(op, request.ring_version, context)
-        except StoreError as error:
-            await abort(context, error)
+        check_operation_sizes(Code.GET, key, b"")
+        check_level(request.level)
+        partition = self._backend.topology.ring.partition_of(key)
+        op = Get(key, request.level, _token(request.token, partition))
+        record = await self._in_time(op, request.ring_version, context)
         return kv_pb2.GetResponse(record=record_message(record) if record is not None else None, **self._seal(key))
 
     async def Put(self, request: kv_pb2.PutRequest, context: Context) -> kv_pb2.PutResponse:
         key, value, flags = request.key, request.value, request.flags
-        try:
-            check_operation_sizes(Code.PUT, key, value)
-            check_numbers(request.expires_ms, request.version)
-            id = request_id(request.request)
-            op = Put(
-                key,
-                value,
-                request.expires_ms,
-                check_options(Code.PUT, flags, request.expires_ms, request.version),
-                request.version,
-                id,
-            )
-            result = await self._in_time(op, request.ring_version, context, self._budgeted(flags))
-        except StoreError as error:
-            await abort(context, error)
+        check_operation_sizes(Code.PUT, key, value)
+        check_numbers(request.expires_ms, request.version)
+        id = request_id(request.request)
+        op = Put(
+            key,
+            value,
+            request.expires_ms,
+            check_options(Code.PUT, flags, request.expires_ms, request.version),
+            request.version,
+            id,
+        )
+        result = await self._in_time(op, request.ring_version, context, self._budgeted(flags))
         response = kv_pb2.PutResponse(version=0, applied=True, **self._seal(key))
         if flags & Flag.RETURN_OLD:
             response.applied, response.version, old = result
@@ -124,14 +117,11 @@ class KV(kv_pb2_grpc.KVServicer):
         return response
 
     async def Delete(self, request: kv_pb2.DeleteRequest, context: Context) -> kv_pb2.DeleteResponse:
-        try:
-            check_operation_sizes(Code.DELETE, request.key, b"")
-            check_numbers(request.version)
-            flags = check_options(Code.DELETE, request.flags, version=request.version)
-            op = Delete(request.key, flags, request.version, request_id(request.request))
-            result = await self._in_time(op, request.ring_version, context, self._budgeted(flags))
-        except StoreError as error:
-            await abort(context, error)
+        check_operation_sizes(Code.DELETE, request.key, b"")
+        check_numbers(request.version)
+        flags = check_options(Code.DELETE, request.flags, version=request.version)
+        op = Delete(request.key, flags, request.version, request_id(request.request))
+        result = await self._in_time(op, request.ring_version, context, self._budgeted(flags))
         response = kv_pb2.DeleteResponse(**self._seal(request.key))
         if request.flags & Flag.RETURN_OLD:
             response.sequence, old = result
@@ -142,27 +132,21 @@ class KV(kv_pb2_grpc.KVServicer):
         return response
 
     async def Batch(self, request: kv_pb2.BatchRequest, context: Context) -> kv_pb2.BatchResponse:
-        try:
-            op = batch_op(request.operations, request.flags, request_id(request.request))
-            check_one_partition(op, self._backend.topology.ring.partition_of)
-            result = await self._in_time(
-                op, request.ring_version, context, BudgetedBackend(self._guarded(self._backend), self._sessions.batches)
-            )
-            response = kv_pb2.BatchResponse(results=result_message(op, result).results, **self._seal(op.key))
-            check_answer(response)
-        except StoreError as error:
-            await abort(context, error)
+        op = batch_op(request.operations, request.flags, request_id(request.request))
+        check_one_partition(op, self._backend.topology.ring.partition_of)
+        result = await self._in_time(
+            op, request.ring_version, context, BudgetedBackend(self._guarded(self._backend), self._sessions.batches)
+        )
+        response = kv_pb2.BatchResponse(results=result_message(op, result).results, **self._seal(op.key))
+        check_answer(response)
         return response
 
     async def Transact(self, request: kv_pb2.BatchRequest, context: Context) -> kv_pb2.TransactResponse:
-        try:
-            op = transact_op(request.operations, request.flags, request_id(request.request))
-            backend = BudgetedBackend(self._guarded(self._backend), self._sessions.batches)
-            result = result_message(op, await self._in_time(op, request.ring_version, context, backend))
-            response = kv_pb2.TransactResponse(results=result.results, positions=result.positions, **self._seal(op.key))
-            check_answer(response)
-        except StoreError as error:
-            await abort(context, error)
+        op = transact_op(request.operations, request.flags, request_id(request.request))
+        backend = BudgetedBackend(self._guarded(self._backend), self._sessions.batches)
+        result = result_message(op, await self._in_time(op, request.ring_version, context, backend))
+        response = kv_pb2.TransactResponse(results=result.results, positions=result.positions, **self._seal(op.key))
+        check_answer(response)
         return response
 
     async def Execute(self, request: kv_pb2.Frame, context: Context) -> kv_pb2.Answers:
@@ -175,8 +159,6 @@ class KV(kv_pb2_grpc.KVServicer):
             for part in session.take():
                 append_part(answers, part)
             check_answer(answers)
-        except StoreError as error:
-            await abort(context, error)
         finally:
             session.close()
         return answers
@@ -200,7 +182,7 @@ class KV(kv_pb2_grpc.KVServicer):
             session.finish()
             await sending  # also before an error: earlier operations get their answers
             if wrong is not None:
-                await abort(context, wrong)
+                raise wrong
         finally:
             session.close()
             sending.cancel()
@@ -217,22 +199,17 @@ class KV(kv_pb2_grpc.KVServicer):
                 backend = self._guarded(self._backend)
                 async for page in scan_pages(backend, partial(ask_session, backend), request, place):
                     await place.wait_read(context.write(page))
-        except StoreError as error:
-            await abort(context, error)
         except grpc.aio.BaseError as error:
             logger.debug("the client of a scan disconnected: %r", error)
 
     async def Page(self, request: kv_pb2.PageRequest, context: Context) -> kv_pb2.PageResponse:
-        try:
-            check_level(request.level)
-            check_numbers(0, *request.token.values())
-            for bound in (request.start, request.end, request.prefix):
-                check_operation_sizes(Code.SCAN, bound, b"")
-            backend = self._guarded(self._backend)
-            async with self._scans.place(self._caller(), address_of(caller_of(context))) as place:
-                return await one_page(backend, partial(ask_session, backend), self._env.clock, request, place)
-        except StoreError as error:
-            await abort(context, error)
+        check_level(request.level)
+        check_numbers(0, *request.token.values())
+        for bound in (request.start, request.end, request.prefix):
+            check_operation_sizes(Code.SCAN, bound, b"")
+        backend = self._guarded(self._backend)
+        async with self._scans.place(self._caller(), address_of(caller_of(context))) as place:
+            return await one_page(backend, partial(ask_session, backend), self._env.clock, request, place)
 
     async def Watch(  # type: ignore[override]  # gRPC takes coroutines that write to the context as well
         self, request: kv_pb2.WatchRequest, context: Context
@@ -241,8 +218,6 @@ class KV(kv_pb2_grpc.KVServicer):
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this server has no change feed")
         try:
             await send_watch(self._feeds, request, context, owner_of(self._caller(), context))
-        except StoreError as error:
-            await abort(context, error)
         except grpc.aio.BaseError as error:
             logger.debug("the client of a watch disconnected: %r", error)
 

@@ -21,9 +21,10 @@ from kvstore.ring import replicas as replica_steps
 from kvstore.ring.once import once, plan_token
 from kvstore.ring.operations import find
 from kvstore.server.cluster import proposal
+from kvstore.server.cluster.topology import ClusterTopology
 from kvstore.server.load.load import PartitionLoad, suggest
 from kvstore.server.placement.assign import homeless
-from kvstore.server.routing.backend import Backend, Topology
+from kvstore.server.routing.backend import Backend
 from kvstore.types import PartitionId, ServerId
 from kvstore.versions import Versions
 from kvstore.wal.lists import LedgerLists
@@ -52,7 +53,7 @@ class RingSource(Protocol):
     @property
     def store(self) -> MetadataStore: ...
     @property
-    def topology(self) -> Topology: ...
+    def topology(self) -> ClusterTopology: ...
     @property
     def rings(self) -> Rings: ...
     @property

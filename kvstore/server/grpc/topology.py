@@ -10,8 +10,9 @@ from kvstore.env.events import wait_within
 from kvstore.proto import kv_pb2
 from kvstore.ring.hashing import MURMUR3
 from kvstore.rpc.channels import TIMEOUT_MAX_MS
+from kvstore.server.cluster.topology import ClusterTopology
 from kvstore.server.grpc.session import progress_message
-from kvstore.server.routing.backend import Backend, Topology
+from kvstore.server.routing.backend import Backend
 
 
 class Topologies:
@@ -56,12 +57,12 @@ class Topologies:
         changed.set()
 
 
-def what_clients_see(topology: Topology) -> tuple[Any, ...]:
+def what_clients_see(topology: ClusterTopology) -> tuple[Any, ...]:
     """Return the part of the cluster's state that clients see. Decides only."""
     return topology.ring.routed, topology.ring.partitions, topology.leaders, topology.servers
 
 
-def topology_message(topology: Topology) -> kv_pb2.TopologyResponse:
+def topology_message(topology: ClusterTopology) -> kv_pb2.TopologyResponse:
     """Return the ring, leaders and servers as a message. Decides only."""
     ring = topology.ring
     members = [ring.partitions[partition] for partition in sorted(ring.partitions)]

@@ -17,7 +17,7 @@ from kvstore.partition.state.commands import Result, Sink
 from kvstore.partition.state.decisions import Decision
 from kvstore.partition.state.intents import Intent
 from kvstore.proto import admin_pb2
-from kvstore.server.routing.backend import Topology
+from kvstore.server.cluster.topology import ClusterTopology
 from kvstore.types import PartitionId, ServerId
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class TransactionSource(Protocol):
     @property
     def id(self) -> ServerId: ...
     @property
-    def topology(self) -> Topology: ...
+    def topology(self) -> ClusterTopology: ...
     @property
     def store(self) -> MetadataStore: ...
     def hosted(self) -> Mapping[PartitionId, Partition]: ...

@@ -289,7 +289,8 @@ METRICS: dict[str, tuple[Declaration, ...]] = {
         counter("server_resp_commands_total", "Number of commands received at the Redis port."),
         counter(
             "server_resp_connections_refused_total",
-            "Number of connections refused because the limit of connections was reached.",
+            "Number of connections refused, or closed for a network with fewer, because the limit of connections was "
+            "reached.",
         ),
         counter(
             "server_resp_silent_closed_total",

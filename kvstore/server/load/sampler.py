@@ -17,9 +17,9 @@ from kvstore.env import Env
 from kvstore.errors import StoreError
 from kvstore.partition.state.commands import NOT_NOW, Code, NotNow, Op, Sink
 from kvstore.partition.state.traits import POINT_READS
+from kvstore.server.cluster.topology import ClusterTopology
 from kvstore.server.load.load import LoadTracker, PartitionLoad, decode, encode
 from kvstore.server.peer_calls import PeerCalls
-from kvstore.server.routing.backend import Topology
 from kvstore.server.routing.pending import written_bytes
 from kvstore.server.routing.ports import LocalReplica
 from kvstore.types import PartitionId, ServerId
@@ -97,7 +97,7 @@ class Swaps(Protocol):
     """Where operations are routed to replicas. Implemented by kvstore.server.routing.dispatch.Dispatcher."""
 
     @property
-    def topology(self) -> Topology: ...
+    def topology(self) -> ClusterTopology: ...
 
     def swap(self, partition: PartitionId, old: LocalReplica, new: LocalReplica) -> bool: ...
 

@@ -90,7 +90,8 @@ async def _set_apart(
             return
         kept = list_codec.decode(data, what=path)
         more = (each for each in listed.ledgers if not kept.names(each.id))
-        both = replace(kept, epoch=listed.epoch, ledgers=(*kept.ledgers, *more))
+        # The end before the last two ledgers belongs to other ledgers now (docs/protocol.md G25).
+        both = replace(kept, epoch=listed.epoch, ledgers=(*kept.ledgers, *more), closed_end=None)
         change.append(SetData(path, list_codec.encode(both), stat.version))
     if listed.ledgers:
         change.append(SetData(paths.partition_log(partition), list_codec.encode(LedgerList()), version))

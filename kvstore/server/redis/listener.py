@@ -122,6 +122,8 @@ class RespServer:
         self._silent: Shares[RespConnection] = Shares(env.known)
         """Connections that have sent no command yet, or must authenticate and have not, or claim to be servers and have
         not proven it."""
+        self._active: Shares[RespConnection] = Shares(env.known)
+        """The other connections of clients."""
         self._trials: Shares[RespConnection] = Shares(env.known)
         """Connections above the limit that have not proven yet that they come from servers."""
         self._input: dict[RespConnection, int] = {}
@@ -192,7 +194,8 @@ class RespServer:
         if self.access.is_on and len(self._silent) >= max(1, self._limits.connections_max // UNAUTHENTICATED_SHARE):
             is_above = not self._close_silent(LOGIN_SURE_S)
         else:
-            is_above = len(self._connections) >= self._limits.connections_max and not self._close_silent(SILENT_S)
+            is_full = len(self._connections) >= self._limits.connections_max
+            is_above = is_full and not self._close_silent(SILENT_S) and not self._displace_active(connection)
         if is_above and len(self._trials) >= SERVERS_MAX and not self._displace_trial():
             return ClientAdmission.NO
         self._connections[connection] = None
@@ -205,9 +208,11 @@ class RespServer:
 
     def note_active(self, connection: RespConnection) -> None:
         """Record that the connection has sent a command, and has authenticated if it must."""
-        self._silent.discard(connection)
+        network = network_of(connection.host)
+        if self._silent.discard(connection):
+            self._active.add(connection, network)
         if self.access.is_on:
-            self._env.known.note(network_of(connection.host))
+            self._env.known.note(network)
 
     def _close_silent(self, least_s: float) -> bool:
         """Close the silent connection that must give way first, if it has been silent for at least `least_s`
@@ -218,6 +223,22 @@ class RespServer:
         self.forget(silent)
         silent.replies.abort()
         self.silent_closed += 1
+        return True
+
+    def _displace_active(self, newcomer: RespConnection) -> bool:
+        """Close the oldest connection of the network with the most connections, unless the newcomer's network would
+        have as many. Its commands in flight have CLOSE_S seconds to be answered. While access control is on, peers
+        from unknown networks close no connection of a user. Return True if a connection was closed."""
+        network = network_of(newcomer.host)
+        if self.access.is_on and network not in self._env.known:
+            return False
+        oldest = self._active.displaced_by(network)
+        if oldest is None:
+            return False
+        self.forget(oldest)
+        self.connections_refused += 1
+        oldest.close_soon()
+        asyncio.get_running_loop().call_later(CLOSE_S, oldest.replies.abort)
         return True
 
     def _displace_trial(self) -> bool:
@@ -234,6 +255,7 @@ class RespServer:
         for connection in list(self._connections):
             connection.access_changed()
             if connection.is_unauthenticated() and connection not in self._trials:
+                self._active.discard(connection)
                 self._silent.add(connection, network_of(connection.host), self.now())
             elif connection.replies.issued:
                 self.note_active(connection)
@@ -241,6 +263,7 @@ class RespServer:
     def forget(self, connection: RespConnection) -> None:
         self._connections.pop(connection, None)
         self._silent.discard(connection)
+        self._active.discard(connection)
         self._trials.discard(connection)
         self.reply_memory.forget(connection.replies)
         self.in_flight_limit.forget(connection.pipeline)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from kvstore.partition.state.tokens import spans_of
 from kvstore.ring.hashing import SLOTS, SLOTS_HASH, slot_of_token
-from kvstore.server.routing.backend import Topology
+from kvstore.server.cluster.topology import ClusterTopology
 from kvstore.types import PartitionId, ServerId
 
 
@@ -51,12 +51,12 @@ def node_id(server: ServerId) -> bytes:
     return hashlib.sha1(server.encode(), usedforsecurity=False).hexdigest().encode()
 
 
-def nodes_of(topology: Topology) -> list[SlotNode]:
+def nodes_of(topology: ClusterTopology) -> list[SlotNode]:
     """Return all servers with a Redis address, in order."""
     return [node for each in sorted(topology.servers) if (node := _node_or_none(topology, each)) is not None]
 
 
-def shards(topology: Topology) -> list[Shard]:
+def shards(topology: ClusterTopology) -> list[Shard]:
     """Return the shard of each partition that owns slots, or of each server if the key hash is not `slots`. A partition
     without a reachable replica is left out."""
     if topology.ring.hash is not SLOTS_HASH:
@@ -76,7 +76,7 @@ def shards(topology: Topology) -> list[Shard]:
     return found
 
 
-def slot_ranges(topology: Topology) -> list[SlotRange]:
+def slot_ranges(topology: ClusterTopology) -> list[SlotRange]:
     """Return all ranges of slots in order. Adjacent ranges with the same nodes are one."""
     ranges = sorted(SlotRange(*each, shard.nodes) for shard in shards(topology) for each in shard.ranges)
     found: list[SlotRange] = []
@@ -88,7 +88,7 @@ def slot_ranges(topology: Topology) -> list[SlotRange]:
     return found
 
 
-def ranges_by_primary(topology: Topology) -> dict[ServerId, list[tuple[int, int]]]:
+def ranges_by_primary(topology: ClusterTopology) -> dict[ServerId, list[tuple[int, int]]]:
     """Return the ranges of slots, as first and last slots, by the server that is their primary."""
     ranges = sorted((each.nodes[0].server, each.first, each.last) for each in slot_ranges(topology))
     return {
@@ -96,7 +96,7 @@ def ranges_by_primary(topology: Topology) -> dict[ServerId, list[tuple[int, int]
     }
 
 
-def _nodes_of_partition(topology: Topology, partition: PartitionId) -> list[SlotNode]:
+def _nodes_of_partition(topology: ClusterTopology, partition: PartitionId) -> list[SlotNode]:
     """Return the leader and then the other replicas, in the order of the ring. Without a known leader, the first
     replica comes first: it forwards the commands."""
     leader, _ = topology.leaders.get(partition, (None, 0))
@@ -105,7 +105,7 @@ def _nodes_of_partition(topology: Topology, partition: PartitionId) -> list[Slot
     return [node for each in order if (node := _node_or_none(topology, each)) is not None]
 
 
-def _node_or_none(topology: Topology, server: ServerId) -> SlotNode | None:
+def _node_or_none(topology: ClusterTopology, server: ServerId) -> SlotNode | None:
     endpoints = topology.servers.get(server)
     if endpoints is None or not endpoints.resp:
         return None
@@ -119,7 +119,7 @@ class SlotRedirects:
     which spares the client its own search."""
 
     def __init__(
-        self, server: ServerId, topology: Callable[[], Topology], is_reachable: Callable[[ServerId], bool]
+        self, server: ServerId, topology: Callable[[], ClusterTopology], is_reachable: Callable[[ServerId], bool]
     ) -> None:
         self._server, self._topology, self._is_reachable = server, topology, is_reachable
 

@@ -3,40 +3,12 @@ and a topology tells which server leads each partition."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from kvstore.partition.state.commands import NotNow, Op, Sink
-from kvstore.ring.ring import Ring
-from kvstore.types import PartitionId, ServerId
-
-
-class Endpoints(Protocol):
-    """The addresses of a server, each as `host:port`."""
-
-    @property
-    def grpc(self) -> str: ...
-    @property
-    def resp(self) -> str: ...
-    @property
-    def http(self) -> str: ...
-    @property
-    def zone(self) -> str: ...
-
-
-class Topology(Protocol):
-    """A server's view of the cluster. Immutable: after a change there is a new instance."""
-
-    @property
-    def ring(self) -> Ring: ...
-
-    @property
-    def leaders(self) -> Mapping[PartitionId, tuple[ServerId, int]]:
-        """Leader and epoch of each partition with a known leader."""
-        ...
-
-    @property
-    def servers(self) -> Mapping[ServerId, Endpoints]: ...
+from kvstore.server.cluster.topology import ClusterTopology
+from kvstore.types import PartitionId
 
 
 class Submits(Protocol):
@@ -63,7 +35,7 @@ class Backend(Submits, Protocol):
     """Executes operations on any partition, whichever server leads it."""
 
     @property
-    def topology(self) -> Topology: ...
+    def topology(self) -> ClusterTopology: ...
 
     def on_topology(self, changed: Callable[[], None]) -> Callable[[], None]:
         """Call `changed` on the event loop after each change of `topology`. Returns a function that removes the

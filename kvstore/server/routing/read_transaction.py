@@ -30,7 +30,7 @@ from kvstore.errors import (
 from kvstore.partition.state.commands import Check, Get, Meta, Op, Result, Sink, Transact
 from kvstore.partition.state.operations import BATCH_RESULT_BYTES_MAX, is_met
 from kvstore.partition.state.traits import APPLIES_NOTHING
-from kvstore.server.routing.backend import Topology
+from kvstore.server.cluster.topology import ClusterTopology
 from kvstore.types import PartitionId
 
 PASSES_MAX = 2
@@ -47,7 +47,7 @@ class Reading(Protocol):
     """The part of the dispatcher that is used here."""
 
     @property
-    def topology(self) -> Topology: ...
+    def topology(self) -> ClusterTopology: ...
 
     def progress(self, partition: PartitionId) -> tuple[int, int]: ...
 

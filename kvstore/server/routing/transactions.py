@@ -8,7 +8,7 @@ from typing import Protocol
 
 from kvstore.partition.state.commands import Op, Sink
 from kvstore.partition.transactions.ports import Participants
-from kvstore.server.routing.backend import Topology
+from kvstore.server.cluster.topology import ClusterTopology
 from kvstore.types import PartitionId
 
 
@@ -16,7 +16,7 @@ class Routing(Protocol):
     """The part of the dispatcher that is used here."""
 
     @property
-    def topology(self) -> Topology: ...
+    def topology(self) -> ClusterTopology: ...
 
     def submit_uncharged(self, op: Op, sink: Sink, token: int) -> None:
         """Execute an operation on the partition that owns its key, without charging namespaces."""

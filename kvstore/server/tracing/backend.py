@@ -7,7 +7,8 @@ from typing import Protocol
 
 from kvstore.partition.leading.traced import TracedSink
 from kvstore.partition.state.commands import NOT_NOW, Code, NotNow, Op, Sink
-from kvstore.server.routing.backend import Backend, Topology
+from kvstore.server.cluster.topology import ClusterTopology
+from kvstore.server.routing.backend import Backend
 from kvstore.server.tracing.spans import NodeTraces, TakenSpan
 from kvstore.types import PartitionId
 
@@ -50,7 +51,7 @@ class TracedBackend:
         self.progress = backend.progress
 
     @property
-    def topology(self) -> Topology:
+    def topology(self) -> ClusterTopology:
         return self.behind.topology
 
     def on_topology(self, changed: Callable[[], None]) -> Callable[[], None]:

@@ -13,7 +13,7 @@ from kvstore.coordination_keys import LEADER, LOCK, MEMBER, SESSION, is_coordina
 from kvstore.partition.state.commands import Record
 from kvstore.proto.kv_pb2 import PageResponse
 from kvstore.rpc.http.messages import path_and_query
-from kvstore.server.routing.backend import Topology
+from kvstore.server.cluster.topology import ClusterTopology
 from kvstore.server.status.sizes import count, size
 from kvstore.server.ui.cells import Cell, Fact, page_path, table
 from kvstore.server.ui.words import date, text_of, when
@@ -92,7 +92,7 @@ def key_page(key: bytes, record: Record | None, form: str, now_ms: int) -> dict[
     return {**page, "form": form, "value": shown, "note": note}
 
 
-def place_of(key: bytes, topology: Topology, *, is_linked: bool) -> list[Fact]:
+def place_of(key: bytes, topology: ClusterTopology, *, is_linked: bool) -> list[Fact]:
     """Return the partition that owns a key, and its leader, as facts. With `is_linked` they link to their pages."""
     partition = topology.ring.partition_of(key)
     leader, _ = topology.leaders.get(partition, ("", 0))

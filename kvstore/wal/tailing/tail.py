@@ -311,15 +311,19 @@ class TailReader:
 
     # docs/protocol.md T2
     async def _move_on(self, reader: EntryReader) -> bool:
-        """Continue from the end of a closed ledger with the next one. Return False if none is listed yet."""
+        """Continue from the end of a closed ledger with the next one. Return False if none is listed yet. Raises
+        NoSuchLedger if entries between the last known ledger and the first listed one were trimmed."""
         ledger, handed_out = reader.metadata.ledger, self._after
         self._check_end(reader.metadata)
         self._after = max(self._after, Position(ledger, reader.metadata.last_entry))
         listed, _ = await self._lists.read(self._partition)
-        if not listed.names(ledger) and ledger == self._known[-1]:
+        known = [each for each in self._known if each >= ledger]
+        is_last = known[-1:] in ([], [ledger])
+        if not listed.names(ledger) and is_last:
             listed = await self._checked(listed, handed_out)
-        ids = [each.id for each in listed.ledgers]
-        self._known = sorted({*(known for known in self._known if known >= ledger), *ids})
+        if is_last or any(map(listed.names, known)):  # otherwise ledgers between both may have been trimmed
+            known += [each.id for each in listed.ledgers]
+        self._known = sorted({*known})
         following = listed.closed_before(self._after) or next((known for known in self._known if known > ledger), None)
         if following is None:
             return False

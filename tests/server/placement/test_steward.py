@@ -17,7 +17,7 @@ from kvstore.server.placement import steward as module
 from kvstore.server.placement.newcomers import STUCK_S
 from kvstore.server.placement.retirement import drop_kept, partitions_kept
 from kvstore.server.placement.steward import CHECK_KEPT_S, CLOSE_BEHIND
-from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, PartitionId, Quorum, Seq
+from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, PartitionId, Position, Quorum, Seq
 from kvstore.wal.creator import OWNER_KEY
 from kvstore.wal.lists import LedgerLists, ReadersLists
 from kvstore.wal.pins import Pins
@@ -197,7 +197,9 @@ async def retire(world: World, *partitions: PartitionId) -> None:
     await world.store_ring()
 
 
-async def log_of(world: World, partition: PartitionId, ledger: int, *, listed: bool = True) -> None:
+async def log_of(
+    world: World, partition: PartitionId, ledger: int, *, listed: bool = True, closed_end: Position | None = None
+) -> None:
     fragments = (Fragment(EntryId(0), (BookieId("b1"), BookieId("b2"), BookieId("b3"))),)
     owner = ((OWNER_KEY, partition.encode()),)
     metadata = LedgerMetadata(LedgerId(ledger), Quorum(3, 3, 2), fragments, custom=owner, token=7)
@@ -205,7 +207,8 @@ async def log_of(world: World, partition: PartitionId, ledger: int, *, listed: b
     if listed:
         lists = LedgerLists(world.store)
         found, version = await lists.make(partition)
-        await lists.write(partition, found.with_ledger(LedgerId(ledger), Seq(1), epoch=1, lease_ms=500), version)
+        made = found.with_ledger(LedgerId(ledger), Seq(1), epoch=1, lease_ms=500, closed_end=closed_end)
+        await lists.write(partition, made, version)
 
 
 async def test_retired_partition_leaves_nothing_behind(world: World) -> None:
@@ -281,6 +284,20 @@ async def test_ledger_listed_during_retirement_is_kept(world: World, monkeypatch
     assert await remove_log(world.store, P1, now_ms=0)
     assert await LedgerStore(world.store).list_ids() == [1, 2, 4]
     assert [each.id for each in (await ReadersLists(world.store).read(P1))[0].ledgers] == [1, 2, 4]
+
+
+# docs/protocol.md G25, H5
+async def test_reader_of_a_log_that_was_retired_twice_skips_nothing(world: World) -> None:
+    """The end before the last two ledgers is not the same any more when ledgers are added."""
+    for number in (1, 2, 3):
+        await log_of(world, P1, number, closed_end=Position(LedgerId(number - 2), EntryId(7)))
+    await retire(world)
+    assert await remove_log(world.store, P1, now_ms=0)
+    await log_of(world, P1, 4)  # written by the leader of the emptied list
+    assert await remove_log(world.store, P1, now_ms=0)
+    kept, _ = await ReadersLists(world.store).read(P1)
+    assert [each.id for each in kept.ledgers] == [1, 2, 3, 4]
+    assert kept.closed_before(Position(LedgerId(2), EntryId(0))) is None, "more entries of ledger 2 may follow"
 
 
 async def test_log_is_not_retired_when_ring_has_changed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ from kvstore.server.redis.pipeline import reply_queue
 from kvstore.server.redis.pipeline.pipeline import BATCHED_MIN
 from tests.server.redis.resp_port import RespPort, redis_port
 from tests.server.redis.test_parser import packed
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 
 def bulk(data: bytes) -> bytes:
@@ -351,6 +353,30 @@ async def test_connection_above_the_limit_is_refused(tmp_path: Path) -> None:
         await wait_until(lambda: at_least(1, resp.server.statistics()["resp_connections"]), what="a place is free")
         async with resp.raw() as fourth:
             assert await fourth.ask(packed(b"PING"), b"+PONG\r\n") == b"+PONG\r\n"
+
+
+async def test_connections_of_one_network_leave_slots_for_another(tmp_path: Path) -> None:
+    async with redis_port(tmp_path, limits=Limits(connections_max=3)) as resp, AsyncExitStack() as stack:
+
+        async def opened(host: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            reader, writer = await asyncio.open_connection(resp.host, resp.port, local_addr=(host, 0))
+            stack.callback(writer.close)
+            return reader, writer
+
+        async def answer(connection: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> bytes:
+            connection[1].write(packed(b"PING"))
+            async with asyncio.timeout(PATIENCE_S):
+                return await connection[0].readline()
+
+        many = [await opened("127.0.0.1") for _ in range(3)]
+        assert [await answer(each) for each in many] == [b"+PONG\r\n"] * 3
+        few = await opened("127.0.1.1")
+        assert await answer(few) == b"+PONG\r\n"
+        async with asyncio.timeout(PATIENCE_S):
+            assert await many[0][0].read() == b"", "the oldest is closed"
+            for host in ("127.0.0.1", "127.0.1.1"):
+                assert (await (await opened(host))[0].read()).startswith(b"-ERR max number of clients")
+        assert [await answer(each) for each in (few, *many[1:])] == [b"+PONG\r\n"] * 3
 
 
 async def test_incomplete_commands_are_bounded_over_all_connections(

@@ -177,10 +177,12 @@ class Witness:
 
     def _find(self, operation: Operation) -> int | None:
         """Return the place of the operation in the log: by its request id, otherwise by a value that no other
-        operation has written."""
+        operation has written. Balances of transactions repeat, so a transaction is found by its request id only."""
         states, op = self._states, operation.op
         if operation.request is not None:
             return states.requests.get((operation.request.client, operation.request.sequence))
+        if isinstance(op, Transact):
+            return None
         for part in op.ops or [op]:
             if isinstance(part, Put) and (seq := states.written.get((part.key, part.value))) is not None:
                 return seq

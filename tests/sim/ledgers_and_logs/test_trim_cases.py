@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.errors import LedgerDeleted, NoSuchLedger
+from kvstore.errors import LedgerDeleted, MetadataUnavailable, NoSuchLedger
 from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import Change, Stat, ensure_path
@@ -497,5 +497,41 @@ def test_ledger_after_trimmed_ones_is_not_reported_as_trimmed() -> None:
         with pytest.raises(NoSuchLedger):  # it has nothing to abandon, and gets another replica's state
             await read_on(newcomer)
         await newcomer.close()
+
+    run(case)
+
+
+# docs/protocol.md T2
+def test_reader_of_an_undeleted_ledger_does_not_skip_trimmed_ledgers_behind_it() -> None:
+    """A leader that ends between the change of the list and the deletions leaves the trimmed ledgers until a sweep. A
+    reader that knew only the first of them would continue at the beginning of the list, and a watch would miss
+    changes without an error."""
+
+    async def case(bench: Bench) -> None:
+        writer = Writer(await opened(bench.logs(SMALL)))
+        await writer.append(7)
+        reader = bench.logs().reader(P, None, batch_bytes=1)
+        seen = [entry.payload for entry in await reader.read(1000)]
+        known = (await bench.listed()).ledgers
+        await writer.append(20, gap_s=0.03)
+        await asyncio.sleep(5)  # longer than clocks may differ
+
+        async def unavailable(ledger: LedgerId, version: int) -> None:
+            raise MetadataUnavailable(f"ledger {ledger} is not deleted")
+
+        writer.log.trimmer._ledgers.remove = unavailable  # type: ignore[method-assign]
+        with pytest.raises(MetadataUnavailable):
+            await writer.log.trim(Seq(1000), 0)
+        assert len((await bench.listed()).ledgers) == 2
+
+        async def read_to_the_end() -> None:
+            while True:
+                seen.extend([entry.payload for entry in await reader.read(1000)])
+                assert seen == numbers(1, len(seen))
+
+        with pytest.raises(NoSuchLedger):
+            await read_to_the_end()
+        assert len(seen) == sum(position.ledger <= known[-1].id for position in writer.entries.confirmed)
+        await reader.close()
 
     run(case)

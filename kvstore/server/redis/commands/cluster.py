@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from kvstore.partition.state.commands import Level
 from kvstore.ring.hashing import SLOTS, slot_of
+from kvstore.server.cluster.topology import ClusterTopology
 from kvstore.server.redis import replies
 from kvstore.server.redis.commands.performer import Performer
 from kvstore.server.redis.commands.row import OPTIONS_MAX, Alone, Command, Family, in_turn, replying
@@ -23,7 +24,6 @@ from kvstore.server.redis.slot_table import (
     shards,
     slot_ranges,
 )
-from kvstore.server.routing.backend import Topology
 from kvstore.types import ServerId
 
 _SCANS: dict[tuple[bytes, int], Callable[[Performer, Words], None]] = {
@@ -74,7 +74,7 @@ def _shown(performer: Performer, words: Words) -> bytes:
 _SHOWN = in_turn(_shown)
 
 
-def _known(topology: Topology) -> Topology:
+def _known(topology: ClusterTopology) -> ClusterTopology:
     """Return the topology. Raises CommandError if it has no server."""
     if not topology.servers:
         raise CommandError("CLUSTERDOWN no server is known yet")
@@ -110,7 +110,7 @@ def _shard(shard: Shard, protocol: int) -> bytes:
     return replies.mapping({b"slots": slots, b"nodes": replies.array(nodes)}, protocol)
 
 
-def _lines(topology: Topology, here: ServerId) -> list[bytes]:
+def _lines(topology: ClusterTopology, here: ServerId) -> list[bytes]:
     """Return one line for each server. A server leads some partitions and follows in others, which the format cannot
     show, so each is a master."""
     ranges = ranges_by_primary(topology)
@@ -122,7 +122,7 @@ def _lines(topology: Topology, here: ServerId) -> list[bytes]:
     return lines
 
 
-def _info(topology: Topology) -> bytes:
+def _info(topology: ClusterTopology) -> bytes:
     slots = sum(each.last - each.first + 1 for each in slot_ranges(topology))
     facts: Sequence[tuple[str, object]] = (
         ("cluster_enabled", 1),

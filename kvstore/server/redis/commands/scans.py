@@ -27,10 +27,14 @@ than the client asked for means that the slot has no more."""
 _CURSOR_MAX = (1 << 64) - 1
 
 
-def _traverse(performer: Performer, work: Callable[[], Awaitable[bytes]]) -> None:
-    """Run `work`, which traverses all partitions, and reply with its result. As at the other endpoints, the number
-    of concurrent traversals is limited in total and per user or network. A traversal is charged to the rates of the
-    namespaces that contain the user's keys."""
+Work = Callable[[keys.Ask, keys.Rings, int], Awaitable[bytes]]
+"""Traverses all partitions at a level, by a function that asks one of them. Returns a reply."""
+
+
+def _traverse(performer: Performer, words: Words, work: Work) -> None:
+    """Run `work`, and reply with its result if the user may still execute the command. As at the other endpoints, the
+    number of concurrent traversals is limited in total and per user or network. A traversal is charged to the rates of
+    the namespaces that contain the user's keys."""
     gate, server, network = performer.gate, performer.server, network_of(performer.client.host)
 
     async def admitted() -> bytes:
@@ -38,7 +42,9 @@ def _traverse(performer: Performer, work: Callable[[], Awaitable[bytes]]) -> Non
             rates, starts = server.rates(), [start for start, _ in _spans(performer)]
             if rates is not None and (refusal := rates.refusal_or_none(starts)) is not None:
                 raise refusal
-            return await work()
+            reply = await work(ask_partitions(performer, words), lambda: server.ring, performer.session.level)
+            performer.check(words)
+            return reply
 
     performer.run_alone(admitted())
 
@@ -49,13 +55,10 @@ def _spans(performer: Performer) -> keys.Spans:
 
 
 def _dbsize(performer: Performer, words: Words) -> None:
-    async def work() -> bytes:
-        server, ask = performer.server, ask_partitions(performer, words)
-        found = await keys.count_keys(ask, lambda: server.ring, performer.session.level)
-        performer.check(words)
-        return replies.number(found)
+    async def work(ask: keys.Ask, rings: keys.Rings, level: int) -> bytes:
+        return replies.number(await keys.count_keys(ask, rings, level))
 
-    _traverse(performer, work)
+    _traverse(performer, words, work)
 
 
 def _slot_of(performer: Performer, word: bytes) -> int:
@@ -75,13 +78,10 @@ def count_keys_in_slot(performer: Performer, words: Words) -> None:
     """Execute CLUSTER COUNTKEYSINSLOT."""
     slot = _slot_of(performer, words[2])
 
-    async def work() -> bytes:
-        server, ask = performer.server, ask_partitions(performer, words)
-        found = await keys.count_slot(ask, lambda: server.ring, slot, performer.session.level)
-        performer.check(words)
-        return replies.number(found)
+    async def work(ask: keys.Ask, rings: keys.Rings, level: int) -> bytes:
+        return replies.number(await keys.count_slot(ask, rings, slot, level))
 
-    _traverse(performer, work)
+    _traverse(performer, words, work)
 
 
 def keys_in_slot(performer: Performer, words: Words) -> None:
@@ -90,15 +90,11 @@ def keys_in_slot(performer: Performer, words: Words) -> None:
     if not 0 <= most <= SLOT_KEYS_MAX:
         raise CommandError(f"ERR expected 0 to {SLOT_KEYS_MAX} keys, got {most}")
 
-    async def work() -> bytes:
-        server, ask = performer.server, ask_partitions(performer, words)
-        found = await keys.keys_of_slot(
-            ask, lambda: server.ring, slot, performer.session.level, most=most, bytes_max=REPLY_BYTES_MAX
-        )
-        performer.check(words)
+    async def work(ask: keys.Ask, rings: keys.Rings, level: int) -> bytes:
+        found = await keys.keys_of_slot(ask, rings, slot, level, most=most, bytes_max=REPLY_BYTES_MAX)
         return replies.bulks(found)
 
-    _traverse(performer, work)
+    _traverse(performer, words, work)
 
 
 def slot_reply_bytes(words: Words) -> int:
@@ -111,11 +107,10 @@ def _keys(performer: Performer, words: Words) -> None:
     pattern = check_pattern(words[1])
     fits, prefix = keys.matcher(pattern), keys.literal_prefix(pattern)
 
-    async def some(ask: keys.Ask, spans: keys.Spans) -> list[bytes]:
+    async def some(ask: keys.Ask, rings: keys.Rings, level: int, spans: keys.Spans) -> list[bytes]:
         """Read keys by the prefixes that the user may read. Keys of other users are neither read nor counted."""
-        server, level = performer.server, performer.session.level
         found, is_complete = await keys.keys_in(
-            ask, lambda: server.ring, spans, level, keys_max=KEYS_MAX, bytes_max=REPLY_BYTES_MAX, matches=fits
+            ask, rings, spans, level, keys_max=KEYS_MAX, bytes_max=REPLY_BYTES_MAX, matches=fits
         )
         if not is_complete and sum(map(len, found)) > REPLY_BYTES_MAX:
             raise CommandError(f"ERR expected a reply of at most {REPLY_BYTES_MAX} bytes, got more; use SCAN")
@@ -123,20 +118,18 @@ def _keys(performer: Performer, words: Words) -> None:
             raise CommandError(f"ERR expected at most {KEYS_MAX} keys with this prefix, got more; use SCAN")
         return found
 
-    async def work() -> bytes:
-        server, level, ask = performer.server, performer.session.level, ask_partitions(performer, words)
+    async def work(ask: keys.Ask, rings: keys.Rings, level: int) -> bytes:
         spans = keys.within(_spans(performer), prefix)
         if tuple(spans) != tuple(keys.ALL_KEYS):
-            found = await some(ask, spans)
+            found = await some(ask, rings, level, spans)
         else:
-            there = await keys.count_keys(ask, lambda: server.ring, level)
+            there = await keys.count_keys(ask, rings, level)
             if there > KEYS_MAX:
                 raise CommandError(f"ERR expected at most {KEYS_MAX} keys in the store for KEYS, got {there}; use SCAN")
-            found = await keys.all_keys(ask, lambda: server.ring, level, matches=fits, bytes_max=REPLY_BYTES_MAX)
-        performer.check(words)
+            found = await keys.all_keys(ask, rings, level, matches=fits, bytes_max=REPLY_BYTES_MAX)
         return replies.bulks(visible(performer, found))
 
-    _traverse(performer, work)
+    _traverse(performer, words, work)
 
 
 def _cursor_of(words: Words) -> int:
@@ -174,17 +167,15 @@ def _scan(performer: Performer, words: Words) -> None:
     cursor = _cursor_of(words)
     count, pattern, wants_strings = _options_of(words[2:])
 
-    async def work() -> bytes:
-        server, matches = performer.server, keys.matcher(pattern)
-        ask, after, found = ask_partitions(performer, words), 0, list[bytes]()
+    async def work(ask: keys.Ask, rings: keys.Rings, level: int) -> bytes:
+        matches, after, found = keys.matcher(pattern), 0, list[bytes]()
         if cursor < TOKENS and wants_strings:
-            level = performer.session.level
             if may_count(performer):
-                after, found = await keys.scan(ask, lambda: server.ring, cursor, count, level)
+                after, found = await keys.scan(ask, rings, cursor, count, level)
             else:
                 after, found = await keys.scan_shown(
                     ask,
-                    lambda: server.ring,
+                    rings,
                     cursor,
                     count,
                     level,
@@ -192,10 +183,9 @@ def _scan(performer: Performer, words: Words) -> None:
                     spans=_spans(performer),
                 )
         matching = await keys.matching(visible(performer, found), matches)
-        performer.check(words)
         return replies.array([replies.bulk(b"%d" % after), replies.bulks(visible(performer, matching))])
 
-    _traverse(performer, work)
+    _traverse(performer, words, work)
 
 
 def _random_key(performer: Performer, words: Words) -> None:
@@ -204,40 +194,31 @@ def _random_key(performer: Performer, words: Words) -> None:
     that keys of other users cost nothing."""
     start, protocol = performer.server.random.randrange(TOKENS), performer.session.protocol
 
-    async def near(ask: keys.Ask) -> list[bytes]:
-        server, level = performer.server, performer.session.level
+    async def near(ask: keys.Ask, rings: keys.Rings, level: int) -> list[bytes]:
         count = 1 if may_count(performer) else keys.FIRST_PAGE_KEYS
-        after, found = await keys.scan(ask, lambda: server.ring, start, count, level)
+        after, found = await keys.scan(ask, rings, start, count, level)
         if not found and not after:
-            _, found = await keys.scan(ask, lambda: server.ring, 0, count, level)
-        performer.check(words)
+            _, found = await keys.scan(ask, rings, 0, count, level)
         return visible(performer, found)
 
-    async def own(ask: keys.Ask) -> list[bytes]:
-        server, spans = performer.server, _spans(performer)
-        for span in server.random.sample(spans, len(spans)):
+    async def own(ask: keys.Ask, rings: keys.Rings, level: int) -> list[bytes]:
+        spans = _spans(performer)
+        for span in performer.server.random.sample(spans, len(spans)):
             found, _ = await keys.keys_in(
-                ask,
-                lambda: server.ring,
-                (span,),
-                performer.session.level,
-                keys_max=keys.SEEK_KEYS_MAX,
-                bytes_max=keys.SCAN_BYTES_MAX,
+                ask, rings, (span,), level, keys_max=keys.SEEK_KEYS_MAX, bytes_max=keys.SCAN_BYTES_MAX
             )
-            performer.check(words)
             if own_keys := visible(performer, found):
                 return own_keys
         return []
 
-    async def work() -> bytes:
-        ask = ask_partitions(performer, words)
-        if shown := await near(ask):
+    async def work(ask: keys.Ask, rings: keys.Rings, level: int) -> bytes:
+        if shown := await near(ask, rings, level):
             return replies.bulk(shown[0])
-        if shown := await own(ask):
+        if shown := await own(ask, rings, level):
             return replies.bulk(performer.server.random.choice(shown))
         return replies.NULL[protocol]
 
-    _traverse(performer, work)
+    _traverse(performer, words, work)
 
 
 def _flush(performer: Performer, words: Words) -> None:

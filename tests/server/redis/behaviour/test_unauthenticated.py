@@ -16,7 +16,7 @@ from tests.server.redis.behaviour.test_access import OFF, line_of
 from tests.server.redis.pipeline.test_fast_path import is_true, unread
 from tests.server.redis.resp_port import Raw, RespPort, redis_port
 from tests.server.redis.test_parser import packed
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 
 async def known(stack: AsyncExitStack, resp: RespPort) -> Raw:
@@ -62,6 +62,18 @@ async def test_connection_of_another_network_keeps_its_slot(tmp_path: Path, monk
             writer.write(packed(b"GET", b"t/a"))
             assert (await reader.readline()).startswith(b"-NOAUTH ")
         assert await line_of(first, b"AUTH", b"tenant", b"secret") == b"+OK\r\n", "the oldest of all"
+
+
+async def test_peers_of_unknown_networks_close_no_connection_of_a_user(tmp_path: Path) -> None:
+    limits = Limits(connections_max=2)
+    async with redis_port(tmp_path, access=Access(table()), limits=limits) as resp, AsyncExitStack() as stack:
+        users = [await known(stack, resp) for _ in range(2)]
+        reader, writer = await asyncio.open_connection(resp.host, resp.port, local_addr=("127.0.1.1", 0))
+        stack.callback(writer.close)
+        async with asyncio.timeout(PATIENCE_S):
+            assert (await reader.read()).startswith(b"-ERR max number of clients")
+        for raw in users:
+            assert await line_of(raw, b"SET", b"t/a", b"1") == b"+OK\r\n"
 
 
 async def test_new_connection_has_time_for_its_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
