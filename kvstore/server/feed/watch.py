@@ -167,7 +167,7 @@ class Watch:
             self._leaving_by = ring.version
         for partition in self._leaving:
             cursor = self._cursors.get(partition)
-            if cursor is not None and cursor.is_at_end:
+            if cursor is not None and cursor.is_at_end and self._plan.may_end(ring, partition):
                 with contextlib.suppress(StoreError):
                     if cursor.position >= (await self._feeds.end(partition))[0]:
                         await self._end(partition)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from kvstore.errors import InvalidRequest
-from kvstore.partition.state.changes import FeedEntry, Handed, Interest
+from kvstore.partition.state.changes import FeedEntry, Interest
 from kvstore.ring import Ring
 from kvstore.types import PartitionId
 
@@ -51,7 +51,8 @@ class WatchPlan:
         self._begun_by = 0
         """Version of the ring with which the watch began. The server's own view may lag behind it."""
         self._non_owners: set[PartitionId] = set()
-        """For one key: named partitions that did not own the key when the watch began."""
+        """For one key: named partitions that did not own the key when the watch began. Empty once the watch has left
+        the feed of an owner, because the key may have moved to any of them."""
 
     def begin(self, ring: Ring, after: Mapping[str, int]) -> list[FeedToFollow]:
         """Return the feeds to follow first. `ring` must be read after the watch was requested. Raises
@@ -163,14 +164,14 @@ class WatchPlan:
             return None
         return handed.peer if self.positions.get(handed.peer) == handed.peer_seq else None
 
+    # docs/protocol.md F4
     def is_over(self, entry: FeedEntry) -> bool:
-        """Return True if the rest of this feed does not matter, because the watched key has moved to another
-        partition."""
+        """Return True if the rest of this feed does not matter, because the watched key has moved to a partition that
+        is followed. Otherwise the watch has read that partition already, and the key may have come back since."""
         handed = entry.handed
-        return self._gives_away(handed) if handed is not None else False
-
-    def _gives_away(self, handed: Handed) -> bool:
-        return not handed.is_owned and self._token is not None and handed.span.holds(self._token)
+        if handed is None or handed.is_owned or self._token is None or not handed.span.holds(self._token):
+            return False
+        return handed.peer in self.positions
 
     # ── ends ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -180,6 +181,8 @@ class WatchPlan:
 
     def ended(self, partition: PartitionId) -> None:
         self._given[partition] = self.positions.pop(partition, NEW)
+        if partition not in self._non_owners:
+            self._non_owners.clear()
         self._non_owners.discard(partition)
         if self._token is None:
             self._ended.add(partition)

@@ -266,7 +266,7 @@ class FeedService(feed_pb2_grpc.FeedServicer):
 
         async def follow(partition: PartitionId) -> None:
             if not request.ttl_ms:
-                await self._release(request.name, partition)
+                await self._release(partition, await self._pins_of(request.name, partition))
             # a retired partition would stay for as long as it is held
             elif members[partition].state is not PartitionState.RETIRED:
                 is_new = members[partition].state is PartitionState.JOINING
@@ -311,33 +311,36 @@ class FeedService(feed_pb2_grpc.FeedServicer):
                 "and one more; release some"
             )
 
+    # docs/protocol.md F6
     async def _move_hold(
         self, hold: str, partition: PartitionId, after: int, deadline_ms: int, is_wanted: bool
     ) -> None:
-        """Hold the log's entries after the sequence `after`, and release earlier holds of the same name, which have
-        earlier deadlines."""
-        name = _pin_name(hold, deadline_ms)
+        """Hold the log's entries after the sequence `after`, and release the pins that the hold had before."""
+        name, former = _pin_name(hold, deadline_ms), await self._pins_of(hold, partition)
         if is_wanted:
             ledger = await self._ledger_behind(partition, after)
             if ledger is None:
                 await self._pins.hold_on(partition, name, deadline_ms)
             else:
                 await self._pin(partition, after, ledger, name, deadline_ms)
-        await self._release(hold, partition, but=name if is_wanted else "")
+            former -= {name}
+        await self._release(partition, former)
 
     async def _prolong(self, hold: str, partition: PartitionId, deadline_ms: int, *, is_new: bool) -> None:
         """Extend the hold on a partition for which the reader has no position yet. Entries that are already held
         stay held. If the partition is new, all of its entries are held."""
-        name = _pin_name(hold, deadline_ms)
+        name, former = _pin_name(hold, deadline_ms), await self._pins_of(hold, partition)
         old = [pin.ledger for _, pin in await self._pins.all(partition, _pin_name(hold))]
         if old or is_new:
             await self._pins.hold_on(partition, name, deadline_ms, min(old, default=EVERYTHING))
-        await self._release(hold, partition, but=name)
+        await self._release(partition, former - {name})
 
-    async def _release(self, hold: str, partition: PartitionId, *, but: str = "") -> None:
-        for each in sorted(await self._pins.names(partition)):
-            if each.startswith(_pin_name(hold)) and each != but:
-                await self._pins.release(partition, each)
+    async def _pins_of(self, hold: str, partition: PartitionId) -> set[str]:
+        return {each for each in await self._pins.names(partition) if each.startswith(_pin_name(hold))}
+
+    async def _release(self, partition: PartitionId, pins: Iterable[str]) -> None:
+        for each in sorted(pins):
+            await self._pins.release(partition, each)
 
     async def _ledger_behind(self, partition: PartitionId, after: int) -> LedgerId | None:
         """Return the ledger that contains the position after `after`, or None if nothing has been logged yet."""

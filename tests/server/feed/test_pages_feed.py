@@ -384,6 +384,25 @@ async def test_hold_pins_the_log_until_its_deadline(reading: Reading) -> None:
         await reading.hold("stream", {"p1": 0}, 60)
 
 
+# docs/protocol.md F6
+async def test_hold_that_is_moved_twice_at_once_is_kept(reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client repeats a call that was not answered. Each call released the pin of the other."""
+    world, both, hold = reading.world, asyncio.Barrier(2), Pins.hold
+    world.logs["p1"].put((b"a", b""))
+    pins = Pins(world.store, LedgerLists(world.store))
+    await LedgerLists(world.store).make(P1)
+    await LedgerLists(world.store).write(P1, world.logs["p1"].listed, 0)
+
+    async def hold_together(*given: Any, **options: Any) -> None:
+        await hold(*given, **options)
+        await both.wait()
+
+    monkeypatch.setattr(Pins, "hold", hold_together)
+    async with asyncio.timeout(PATIENCE_S):
+        deadlines = await asyncio.gather(*(reading.hold("stream", {"p1": 1}, ttl_s) for ttl_s in (60, 70)))
+    assert {name for name, _ in await pins.all(P1)} & {f"feed-stream@{each}" for each in deadlines}
+
+
 # docs/protocol.md H5, F6
 async def test_hold_of_log_being_retired_pins_it(reading: Reading) -> None:
     """Its list is already empty, and the ring still has the partition. Streams used to end as if trimmed."""
