@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from kvstore.bookie.admission import LedgerAdmission
@@ -66,6 +67,9 @@ class Adds:
         self._pending_bytes_max = pending_bytes_max
         self.pending_bytes = 0
         """Bytes of packets that are written but not synced yet."""
+        self.refusable: Callable[[Done], Done] = lambda done: done
+        """Returns a callback to use instead of that of an add whose packet another add has written. A bookie with
+        several directories sets it, to refuse such adds if the directory fails (docs/protocol.md, B24)."""
 
     def take(self, ledger: int, entry: int, body: bytes, key: bytes, recovery: bool, lac: int, done: Done) -> None:
         """Store a packet if the add is admitted. `done` gets OK once the packet is on disk, otherwise the reason of the
@@ -149,7 +153,7 @@ class Adds:
             case Copy.IDENTICAL:  # a repetition whose answer was lost
                 done(Status.OK)
             case Copy.IDENTICAL_SOON:
-                self._journal.after(ledger.last_group, lambda: done(Status.OK))
+                self._journal.after(ledger.last_group, partial(self.refusable(done), Status.OK))
             case Copy.OTHER:
                 done(self._refusals.other_entry(ledger.id, entry))
             case Copy.DAMAGED if recovery:

@@ -146,6 +146,7 @@ class Inventory:
         self._tails = []
         self._dropped = []
         segment.touched.update(gone)
+        segment.dropped = set(gone)
         checkpoint = Checkpoint(
             file=segment.file,
             salt=segment.salt,
@@ -212,6 +213,7 @@ class Inventory:
         self.tombstones.update(checkpoint.tombstones)
         self._dropped = []
         segment.touched = {*checkpoint.dropped, *(part.ledger for part in checkpoint.ledgers)}
+        segment.dropped = set(checkpoint.dropped)
         for part in checkpoint.ledgers:
             self._load_facts(segment, part)
         if checkpoint.format == FORMAT:

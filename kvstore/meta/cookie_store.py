@@ -53,6 +53,20 @@ class CookieStore:
     async def delete(self, bookie: BookieId, version: int) -> None:
         """Delete a cookie and the bookie's age in one transaction. If the age remained, another bookie with this id
         would distrust its new directories. Raises VersionConflict, NoSuchNode."""
+        attempts = 0
+
+        async def delete() -> None:
+            nonlocal attempts
+            attempts += 1
+            try:
+                await self._delete(bookie, version)
+            except NoSuchNode:
+                if attempts == 1:  # otherwise it was our own delete, whose answer was lost
+                    raise
+
+        await until_known(delete)
+
+    async def _delete(self, bookie: BookieId, version: int) -> None:
         going = [Delete(paths.cookie(bookie), version)]
         with suppress(NoSuchNode):
             _, stat = await self._store.get(paths.age(bookie))

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from kvstore.autorecovery.repair_machine import NO_SPARE
 from kvstore.autorecovery.rereplicate import STILL_OPEN, Rereplicator, open_rereplicator
-from kvstore.errors import Unavailable
+from kvstore.errors import MetadataUnknown, Unavailable
 from kvstore.meta import paths
 from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.cookies import Cookie
 from kvstore.meta.lost import with_lost
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.service_info import encode_service_info
-from kvstore.meta.store import ensure_path
+from kvstore.meta.store import Change, ensure_path
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, LedgerState, Quorum, Seq
 from kvstore.wal.creator import OWNER_KEY
 from kvstore.wal.lists import LedgerLists
@@ -171,6 +173,31 @@ def test_rereplicate_keeps_the_id_of_a_bookie_that_starts_last_moment(registers:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(CookieStore, "delete", late)
             with pytest.raises(Unavailable, match=f"bookie {B3} (is back|has just been started)"):
+                await recopier(bench).forget(B3)
+        assert (await cookies.read(B3))[0] == found
+
+    run(case, bookies=4)
+
+
+# docs/protocol.md A10
+def test_rereplicate_keeps_the_id_of_a_bookie_that_returns_when_the_answer_is_lost() -> None:
+    """The cookie is deleted although the connection breaks. The bookie has registered and seen its cookie before that,
+    so it serves, and without a cookie its next start would fail."""
+
+    async def case(bench: Bench) -> None:
+        cookies = await with_cookie(bench, B3)
+        found, _ = await cookies.read(B3)
+        multi, node = MemoryStore.multi, MemoryStore(bench.tree)
+
+        async def lose_one_answer(self: MemoryStore, changes: Sequence[Change]) -> None:
+            patch.undo()
+            await node.create(paths.available(B3), ephemeral=True)
+            await multi(self, changes)
+            raise MetadataUnknown("the connection broke")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(MemoryStore, "multi", lose_one_answer)
+            with pytest.raises(Unavailable, match=f"bookie {B3} is back"):
                 await recopier(bench).forget(B3)
         assert (await cookies.read(B3))[0] == found
 

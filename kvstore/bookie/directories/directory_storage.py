@@ -48,6 +48,7 @@ class DirectoryStorage:
             if is_passing(error):
                 raise
             raise unreadable(self.directory.path, error) from error
+        self.storage.adds.refusable = lambda done: self.asked(done, CANNOT_STORE)
         self.ledgers, self.tombstones = self.storage.inventory.ledgers, self.storage.inventory.tombstones
 
     def free_bytes(self) -> int:

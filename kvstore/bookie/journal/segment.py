@@ -50,6 +50,7 @@ class Segment:
         "_open_files",
         "capacity",
         "directory",
+        "dropped",
         "end",
         "file",
         "filled",
@@ -80,6 +81,9 @@ class Segment:
         """Bytes of entries that are still needed, by ledger. Counted when the segment is full."""
         self.touched: set[int] = set()
         """Ledgers with any record in the segment, including dropped ones."""
+        self.dropped: set[int] = set()
+        """Ledgers that were gone when the segment was full, or were dropped in it and exist again. Set when the segment
+        is full."""
 
     @property
     def path(self) -> str:

@@ -182,12 +182,16 @@ class Reclaimer:
     async def _free(self, segment: Segment) -> bool:
         if segment.live and not self._journal.has_capacity(Use.REWRITE, segment.live_bytes):
             return False
+        if self._separates_ledgers(segment):
+            return False
         for ledger in sorted(segment.live):
             if not await self._rewrite(segment, ledger):
                 await self._storage.synced()  # entries that were written again are no longer live here
                 self._stuck[segment.file] = segment.live_bytes, self._env.clock.now()
                 return False
         self._stuck.pop(segment.file, None)
+        if self._separates_ledgers(segment):  # a ledger was created again during the rewrite
+            return False
         for ledger in sorted(segment.touched):
             self._repeat_facts(segment, ledger)
         # Also record that there is no doubt, because an older segment may record that the doubt began.
@@ -202,6 +206,14 @@ class Reclaimer:
         self._storage.statistics.reclaimed_bytes += freed
         self._journal.supply.make_spare()
         return True
+
+    # docs/protocol.md B10
+    def _separates_ledgers(self, segment: Segment) -> bool:
+        """Return True if the segment records that a ledger was dropped, a ledger with the same id exists again, and
+        older segments have records of the dropped ledger, which a start must not take for those of the later one."""
+        again = segment.dropped & self._inventory.ledgers.keys()
+        older = (each for each in self._inventory.segments.values() if each.file < segment.file)
+        return bool(again) and any(not again.isdisjoint(each.touched) for each in older)
 
     async def _rewrite(self, segment: Segment, ledger: int) -> bool:
         """Write the ledger's entries in `segment` to the journal again. Return False if any of them cannot be read."""

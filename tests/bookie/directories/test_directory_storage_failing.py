@@ -106,7 +106,7 @@ async def test_requests_waiting_for_a_failed_directory_are_answered(
     poll = shelf.poll(three, 5, 60_000)
     if how == "write":
         disk.die(B)
-    adds = [shelf.submit(one, entry) for entry in range(3, 6)]
+    adds = [shelf.submit(one, entry) for entry in (3, 4, 5, 3)]  # the last one repeats a packet that waits for its sync
     fence, lac = shelf.submit_read(two, fence=True), asyncio.ensure_future(shelf.write_lac(three, 1))
     forced: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
     shelf.storage.force(one, done=forced.set_result)

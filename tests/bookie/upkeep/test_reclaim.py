@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -255,6 +256,62 @@ def test_dropped_ledger_stays_dropped_when_its_record_is_reclaimed(world: SimWor
         assert await store.shelf.add(GONE, 12) is Status.UNKNOWN_LEDGER_STATE
 
     run(world, scenario())
+    crash(world)
+    run(world, again())
+
+
+# docs/protocol.md B10
+@pytest.mark.parametrize("is_early", [True, False], ids=["before", "during"])
+def test_ledger_created_again_gets_no_records_of_the_dropped_one(
+    world: SimWorld, meta: Metadata, monkeypatch: pytest.MonkeyPatch, is_early: bool
+) -> None:
+    """The first segment has entries of the dropped ledger and stays, because most of it is live. The second one records
+    the drop and is sparse. The ledger exists again before the second one is reclaimed, or from the middle of that."""
+
+    async def scenario() -> None:
+        store = await opened(world, meta)
+        for entry in range(7):
+            await store.shelf.add(KEPT, entry, b"k" * 340)
+            await store.shelf.add(GONE, entry, b"g")
+        delete(meta, GONE)
+        assert await store.reclaimer.drop_deleted() == [GONE]
+        meta.known[50] = metadata(50)
+        for entry in range(30):
+            await store.shelf.add(50, entry, b"x" * 300)
+        delete(meta, 50)
+        await store.reclaimer.drop_deleted()
+        meta.known[GONE] = metadata(GONE)
+        if is_early:
+            assert await store.shelf.add(GONE, 0, b"new") is Status.OK
+        rewrite = store.reclaimer._rewrite
+
+        async def create_again(*given: Any) -> bool:
+            assert await store.shelf.add(GONE, 0, b"new") is Status.OK
+            return await rewrite(*given)
+
+        monkeypatch.setattr(store.reclaimer, "_rewrite", create_again)
+        first, second = list(store.shelf.storage.inventory.segments)[:2]
+        removed = await store.reclaimer.free_segments()
+        assert removed
+        assert not {first, second} & set(removed)
+        if is_early:
+            assert store.shelf.storage.statistics.rewritten_bytes == 0, "a rewrite would free nothing"
+
+    async def again() -> Store:
+        store = await opened(world, meta)
+        assert await store.shelf.payload(GONE, 0) == b"new"
+        assert await store.shelf.entries(GONE) == (Status.OK, [(0, 1)])
+        return store
+
+    async def reclaim_both() -> None:
+        store = await again()
+        delete(meta, KEPT)
+        await store.reclaimer.drop_deleted()
+        assert (await store.reclaimer.free_segments())[:2] == [1, 2], "the older segment goes first"
+
+    run(world, scenario())
+    crash(world)
+    run(world, reclaim_both())
     crash(world)
     run(world, again())
 
