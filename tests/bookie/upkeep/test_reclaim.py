@@ -316,6 +316,44 @@ def test_ledger_created_again_gets_no_records_of_the_dropped_one(
     run(world, again())
 
 
+# docs/protocol.md B10
+@pytest.mark.parametrize("is_full", [True, False], ids=["checkpoint", "records"])
+def test_drop_that_reclaim_writes_again_comes_before_the_later_ledger(
+    world: SimWorld, meta: Metadata, is_full: bool
+) -> None:
+    """The first segment keeps records of the dropped ledger. The ledger is created again in the segment to which
+    reclaim has written the drop."""
+
+    async def scenario() -> None:
+        store = await opened(world, meta)
+        for entry in range(7):
+            await store.shelf.add(KEPT, entry, b"k" * 340)
+            await store.shelf.add(GONE, entry, b"g")
+        delete(meta, GONE)
+        await store.reclaimer.drop_deleted()
+        for entry in range(7, 15):
+            await store.shelf.add(FENCED, entry, b"x" * 340)
+        delete(meta, FENCED)
+        await store.reclaimer.drop_deleted()
+        assert await store.reclaimer.free_segments() == [2]
+        meta.known[GONE] = metadata(GONE)
+        assert await store.shelf.add(GONE, 0, b"new") is Status.OK
+        written = store.shelf.storage.journal.open_group.segment
+        entry = 7
+        while is_full and store.shelf.storage.journal.open_group.segment is written:
+            entry += 1
+            await store.shelf.add(KEPT, entry, b"k" * 340)
+
+    async def again() -> None:
+        store = await opened(world, meta)
+        assert await store.shelf.payload(GONE, 0) == b"new"
+        assert await store.shelf.entries(GONE) == (Status.OK, [(0, 1)])
+
+    run(world, scenario())
+    crash(world)
+    run(world, again())
+
+
 def test_crash_during_a_reclaim_loses_nothing(world: SimWorld, meta: Metadata, seed: int) -> None:
     logs: list[OpLog] = []
 
