@@ -87,7 +87,7 @@ async def test_pulsar_keeps_messages_when_bookies_and_broker_die_and_frees_disks
             return not full.keys() & set(await cluster.ledgers.list_ids())
 
         async def are_freed() -> bool:
-            return max(map(disk_bytes, disks)) < 4 * SEGMENT
+            return max(map(disk_bytes, disks)) < 6 * SEGMENT  # of 12: live cursors keep some
 
         await wait_until(are_trimmed, what="Pulsar deletes the consumed ledgers")
         await wait_until(are_freed, what="every bookie frees its disk")

@@ -68,7 +68,9 @@ class Refusals:
             RateExceeded: lambda operation, *_: self._is_in_namespace(operation, lambda space: space.ops_per_s > 0),
             QuotaExceeded: lambda operation, *_: self._may_exceed(operation),
             ConditionFailed: lambda operation, *_: is_conditional(operation.op),
-            InvalidRequest: lambda operation, *_: is_invalid(operation.op) or _may_be_no_number(operation.op),
+            InvalidRequest: lambda operation, *_: (
+                is_invalid(operation.op) or _may_be_no_number(operation.op) or self._may_be_ahead(operation)
+            ),
             NotYetRaised: lambda operation, *_: (self._is_older or self._has_moves) and version_of(operation.op) > 1,
             RequestExpired: self._is_expired,
         }
@@ -99,6 +101,13 @@ class Refusals:
             return True
         age_ms = at * 1000 + EPOCH_MS - operation.request.seen_ms
         return not operation.request.seen_ms or age_ms > config.retry_window_ms - BOUND_MS
+
+    # docs/protocol.md P28, P33
+    def _may_be_ahead(self, operation: Operation) -> bool:
+        """Return True if the request may carry a time too far in the future. A simulated user carries the latest time
+        of all partitions to each of them, and their times differ if all servers lose the date. Clients of the library
+        carry each partition's own time."""
+        return self._may_lose_dates and operation.request is not None and operation.request.seen_ms > 0
 
     def _is_in_namespace(self, operation: Operation, has: Callable[[Namespace], bool]) -> bool:
         """Return True if a key of the operation is in a namespace of this kind. The start of a range counts as its
