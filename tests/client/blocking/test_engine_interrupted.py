@@ -9,7 +9,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,7 +20,8 @@ from kvstore.client.blocking import engine as engine_module
 from kvstore.client.blocking import link as link_module
 from kvstore.client.blocking.engine import BlockingEngine
 from kvstore.client.blocking.link import BlockingLink
-from kvstore.client.coordination.blocking import Session
+from kvstore.client.coordination.blocking import Queue, Session
+from kvstore.client.coordination.steps import WriteStep
 from kvstore.client.core import operation as operation_module
 from kvstore.client.core import operations
 from kvstore.client.core.operation import IN_FLIGHT_MAX, OVERDUE_S, ClientOperation, Numbering
@@ -28,8 +30,10 @@ from kvstore.env.library_env import library_env
 from kvstore.errors import OutcomeUnknown, StoreError, Unavailable
 from kvstore.limits import CLIENT_BYTES
 from kvstore.proto import kv_pb2
+from kvstore.rpc import workers
+from tests.beside import beside, in_time
 from tests.client.blocking.test_link import NOBODY, answers, link_to, read
-from tests.client.interruptions import interruptions
+from tests.client.interruptions import Struck, interruptions
 from tests.client.model import ModelCluster
 from tests.client.serving import Servers, serving_in_a_thread
 from tests.waiting import PATIENCE_S, wait_until_blocking
@@ -45,16 +49,6 @@ def servers() -> Iterator[Servers]:
 def client(servers: Servers) -> Iterator[Client]:
     with Client(servers.patient_url) as opened:
         yield opened
-
-
-def in_time(call: Callable[[], Any]) -> Any:
-    """Make a call in its own thread, so that a call that hangs does not block the test."""
-    outcome: list[Any] = []
-    thread = threading.Thread(target=lambda: outcome.append(call()), daemon=True)
-    thread.start()
-    thread.join(2 * PATIENCE_S)
-    assert outcome, "the call hangs, or has failed"
-    return outcome[0]
 
 
 CALLS: dict[str, Callable[[Client], object]] = {
@@ -120,6 +114,41 @@ def test_session_whose_opening_is_interrupted_is_closed(client: Client) -> None:
     wait_until_blocking(lambda: "kvstore session" not in [thread.name for thread in threading.enumerate()])
 
 
+# docs/protocol.md Q6
+@pytest.mark.parametrize("is_answered", [False, True])
+def test_session_keeps_no_claim_of_interrupted_caller(
+    client: Client, monkeypatch: pytest.MonkeyPatch, is_answered: bool
+) -> None:
+    """The session renewed the claim for as long as it lived, and nobody worked on the item."""
+    jobs: list[workers.Job[Any]] = []
+    is_sent, has_left = threading.Event(), threading.Event()
+    with Session(client, b"claims") as session:
+        queue, run_step, batch = Queue(session, b"q"), session._run_step, client.batch
+        queue.put(b"item")
+
+        def answered_late(*given: Any, **options: Any) -> Any:
+            results = batch(*given, **options)
+            is_sent.set()
+            assert is_answered or has_left.wait(PATIENCE_S)
+            return results
+
+        def struck_while_it_claims(step: Any) -> Any:
+            if not isinstance(step, partial) or not isinstance(step.args[0], WriteStep):
+                return run_step(step)
+            monkeypatch.setattr(client, "batch", answered_late)
+            jobs.append(workers.Job(step))
+            workers.start(jobs[0])
+            assert jobs[0].join(PATIENCE_S) if is_answered else is_sent.wait(PATIENCE_S)
+            raise Struck
+
+        monkeypatch.setattr(session, "_run_step", struck_while_it_claims)
+        with pytest.raises(Struck):
+            queue.take()
+        has_left.set()
+        assert jobs[0].join(PATIENCE_S)
+        assert session.lease.keys == {}
+
+
 # ── a call that gRPC does not return ──
 
 
@@ -170,14 +199,13 @@ def test_client_replaces_a_link_whose_sender_hangs(client: Client, monkeypatch: 
         with pytest.raises(StoreError):
             client.get(b"k", timeout_s=0.1)
 
-    hung = threading.Thread(target=hang, daemon=True)
-    hung.start()
-    assert server.hangs.wait(PATIENCE_S)
-    in_time(lambda: client.get(b"k"))
-    assert client.statistics()["link_breaks"] >= 1
-    hung.join(PATIENCE_S)
-    assert not hung.is_alive(), "its caller uses our clock, not gRPC's"
-    server.released.set()
+    try:
+        with beside(lambda _: hang()):  # its caller uses our clock, not gRPC's
+            assert server.hangs.wait(PATIENCE_S)
+            in_time(lambda: client.get(b"k"))
+            assert client.statistics()["link_breaks"] >= 1
+    finally:
+        server.released.set()
 
 
 def test_topology_is_read_again_when_its_reader_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,14 +221,15 @@ def test_topology_is_read_again_when_its_reader_hangs(monkeypatch: pytest.Monkey
     engine = BlockingEngine(library_env("test"), ClientConfig(endpoints=(NOBODY,), connect_timeout_s=0.05))
     engine._links[NOBODY] = first = link_to(None)
     engine.routing._ranges = [0], ["p1"]  # a topology is known
-    threading.Thread(target=engine._read_topology, daemon=True).start()
-    wait_until_blocking(lambda: asked == [first] and engine._reader is not None and engine._reader[1] is first)
-    assert engine._read_topology(0.0) is None, "another caller reads it"
-    wait_until_blocking(lambda: engine._reader is not None and SystemClock().now() > engine._reader[0])
-    engine._read_topology(0.0)
-    assert first.is_broken
-    released.set()
-    engine.close()
+    with closing(engine), beside(lambda _: engine._read_topology()):
+        try:
+            wait_until_blocking(lambda: asked == [first] and engine._reader is not None and engine._reader[1] is first)
+            assert engine._read_topology(0.0) is None, "another caller reads it"
+            wait_until_blocking(lambda: engine._reader is not None and SystemClock().now() > engine._reader[0])
+            engine._read_topology(0.0)
+            assert first.is_broken
+        finally:
+            released.set()
 
 
 def test_operations_of_a_hung_worker_free_their_slots(monkeypatch: pytest.MonkeyPatch) -> None:
