@@ -10,6 +10,7 @@ from collections.abc import Container
 
 from kvstore.env import Nursery
 from kvstore.errors import Unavailable
+from kvstore.os_errors import is_passing
 from kvstore.partition.state.digest import RangeDigest
 from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import TokenSpan
@@ -92,7 +93,16 @@ class Counts:
 
     async def _count(self, into: dict[int, RangeDigest], move: int, digest: RangeDigest) -> None:
         while into.get(move) is digest:  # otherwise it was stopped, perhaps before the first step
-            if digest.step():
+            try:
+                is_complete = digest.step()
+            except OSError as error:
+                if not is_passing(error):
+                    raise
+                log.warning("partition=%s move=%d cannot count now: %s", self._partition, move, error)
+                self._state.unwatch(digest)
+                del into[move]  # the next request begins again
+                return
+            if is_complete:
                 if into is self._again:
                     self._compare(move)
                 return

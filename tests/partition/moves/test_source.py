@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from errno import EMFILE
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -361,6 +362,22 @@ def test_count_stopped_before_its_first_step_compares_nothing(moving: Moving) ->
 
 
 # docs/protocol.md M8
+def test_count_begins_again_if_the_engine_could_not_be_read(moving: Moving, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error ended the process."""
+
+    def broken(_: RangeDigest) -> bool:
+        raise OSError(EMFILE, "too many open files")
+
+    asked = MoveRequest(1, P2, SPAN)
+    monkeypatch.setattr(RangeDigest, "step", broken)
+    task = moving.ask(source.FREEZE, asked)
+    moving.finish()
+    assert isinstance(task.exception(), Unavailable)
+    assert not moving.failed
+    monkeypatch.undo()
+    moving.freeze(asked)
+
+
 def test_freeze_lapses_when_its_answer_times_out_on_a_stuck_entry() -> None:
     moving = Moving().start()
     part = moving.partition
