@@ -78,11 +78,12 @@ def _seen(node: str, span: Any) -> Seen:
 def collecting() -> Iterator[tuple[Collector, str]]:
     """Run a collector, and yield it with its endpoint."""
     collector = Collector()
-    server = grpc.server(ThreadPoolExecutor(2))
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    try:
-        yield collector, f"http://127.0.0.1:{port}"
-    finally:
-        server.stop(None).wait()
+    with ThreadPoolExecutor(2) as threads:
+        server = grpc.server(threads)
+        trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        try:
+            yield collector, f"http://127.0.0.1:{port}"
+        finally:
+            server.stop(None).wait()

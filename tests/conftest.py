@@ -17,6 +17,7 @@ from xdist.remote import Producer
 
 from kvstore.env.files.private import PRIVATE_UMASK
 from kvstore.ring import HASHES, KeyHash
+from tests.leftovers import Leftovers
 from tests.loops import refuse_misuse
 from tests.ring import rings
 from tests.schedule import Scheduling, file_of, in_order
@@ -96,6 +97,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedul
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Stuck())
+    config.pluginmanager.register(Leftovers())
     if within_s := config.getoption("--within"):
         config.pluginmanager.register(Within(within_s))
     if not hasattr(config, "workerinput"):

@@ -216,6 +216,19 @@ def test_tests_do_not_sleep(file: Source) -> None:
     assert [call.lineno for call in slept if ast.unparse(call.args[0]) != "0"] == [], "see tests/waiting.py"
 
 
+@each_of(lambda: [file for file in sources("tests") if file.path != "tests/beside.py"])
+def test_threads_of_tests_end_with_a_block(file: Source) -> None:
+    """A thread that outlived a failed test would disturb later tests."""
+    spelled = {node: name for name, node in file.uses()}
+    blocks = (node.items for node in file.nodes if isinstance(node, ast.With | ast.AsyncWith))
+    ending = {item.context_expr for items in blocks for item in items}
+    calls = [node for node in file.nodes if isinstance(node, ast.Call) and node not in ending]
+    bases = [base for node in file.nodes if isinstance(node, ast.ClassDef) for base in node.bases]
+    threads = {"threading.Thread", "threading.Timer", "concurrent.futures.ThreadPoolExecutor"}
+    used = [each for each in (*(call.func for call in calls), *bases) if spelled.get(each) in threads]
+    assert [each.lineno for each in used] == [], "see tests/beside.py"
+
+
 @each_of(lambda: sources("kvstore", "tests", "loadtest"))
 def test_processes_are_prepared_by_a_shell(file: Source) -> None:
     """Between fork and exec of `preexec_fn`, gRPC's fork handlers run, and abort now and then."""

@@ -131,6 +131,7 @@ class Inventory:
         gone = self.ledgers.pop(ledger, None)
         for segment in self.segments.values():
             segment.live.pop(ledger, None)
+            segment.superseded.pop(ledger, None)
         if gone is not None:
             gone.wake()
 
@@ -142,6 +143,7 @@ class Inventory:
         there = sorted(segment.touched & self.ledgers.keys())
         parts = [_part(self.ledgers[each], is_tail=each in tails) for each in there]
         segment.live = {part.ledger: part.live_bytes for part in parts if part.live_bytes}
+        segment.superseded = {part.ledger: part.superseded for part in parts if part.superseded}
         gone = sorted({*self._dropped, *(segment.touched - self.ledgers.keys())})
         self._tails = []
         self._dropped = []
@@ -183,12 +185,19 @@ class Inventory:
         found = [(each, self.ledgers[each].sealed) for each in sorted(segment.touched & self.ledgers.keys())]
         return [(each, sealed) for each, sealed in found if sealed is not None and sealed.count(segment.file)]
 
+    # docs/protocol.md B31
     def remove(self, segment: Segment) -> None:
         """Remove a segment whose needed records are now all in other segments. The caller may then delete its index
-        file."""
+        file. The next checkpoint with facts of a ledger names the copies that the entries of this segment had
+        replaced."""
         for _, sealed in self.sealed_in(segment):
             sealed.forget(segment.file)
         del self.segments[segment.file]
+        for ledger, copies in segment.superseded.items():
+            superseded = self.ledgers[ledger].superseded
+            for file, size in copies:
+                if file in self.segments:
+                    superseded[file] = superseded.get(file, 0) + size
         self.index_files.forget(segment.file)
 
     def count(self, statistics: Statistics) -> None:
@@ -224,6 +233,7 @@ class Inventory:
             for part in checkpoint.ledgers:
                 self._supersede(segment, part)
             self._hold(checkpoint)
+        segment.superseded = {part.ledger: part.superseded for part in checkpoint.ledgers if part.superseded}
         self.set_limbo(checkpoint.is_limbo)
 
     def set_limbo(self, is_limbo: bool) -> None:
@@ -327,9 +337,9 @@ def _part(ledger: Ledger, *, is_tail: bool) -> LedgerPart:
     """Return the ledger's part of a checkpoint. `is_tail`: entries of the ledger are in the full segment."""
     flags = FENCED * ledger.is_fenced | ADMITTED * ledger.is_admitted | LIMBO * ledger.is_limbo
     part = LedgerPart(ledger.id, flags, ledger.lac, ledger.key, ledger.explicit_lac)
+    part.superseded, ledger.superseded = sorted(ledger.superseded.items()), {}
     if is_tail:
         part.entries = ledger.index.detach()
         part.live_bytes = part.entries.bytes
-        part.superseded, ledger.superseded = sorted(ledger.superseded.items()), {}
         ledger.tail_file = 0
     return part

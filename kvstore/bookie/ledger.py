@@ -75,8 +75,8 @@ class Ledger:
         """Number of the segment being written if it has entries of this ledger. `index` keeps those entries in
         memory."""
         self.superseded: dict[int, int] = {}
-        """Bytes in each older segment that are no longer needed, because the current segment has newer copies of the
-        entries."""
+        """Bytes in each older segment that are no longer needed, because the current segment, or one that was removed
+        since, has newer copies of the entries."""
 
     def raise_lac(self, lac: int) -> None:
         """Raise the last-add-confirmed to `lac`, and notify listeners and waiters. Does nothing if `lac` is not

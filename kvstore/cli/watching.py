@@ -111,7 +111,7 @@ def _positions_of(config: ClientConfig, start: str) -> Mapping[str, int] | None:
         from kvstore.client import FeedReader
 
         with FeedReader(config) as feed:
-            return {each.partition: each.oldest for each in feed.positions() if not each.gone}
+            return {each.partition: each.oldest_watch for each in feed.positions() if not each.gone}
     try:
         found: Any = loads(start)
     except JSONDecodeError:

@@ -64,6 +64,12 @@ class PartitionFeed(NamedTuple):
     gone: bool = False
     """True if the partition has left and its log can no longer be read. `oldest` and `latest` are 0."""
 
+    @property
+    def oldest_watch(self) -> int:
+        """Lowest position from which a watch can continue. A watch also needs records that the log may have lost
+        together with the change at `oldest`."""
+        return self.oldest + 1 if self.oldest else 0
+
 
 class FeedReader:
     """Reads the change feed in pages. Any number of threads may use one reader.

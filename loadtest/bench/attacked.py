@@ -85,7 +85,7 @@ def measure(cluster: Cluster, rounds: int, seconds: float) -> tuple[Figures, flo
             for is_attacked in (False, True):
                 with ExitStack() as stack:
                     stack.enter_context(attacked(cluster) if is_attacked else nullcontext())
-                    load = stack.enter_context(Load(cluster, client))
+                    load = stack.enter_context(Load(cluster, client).running())
                     threading.Event().wait(seconds)
                 for kind, calls in {GETS: load.gets, **load.others}.items():
                     figures.add(kind, calls, is_attacked=is_attacked)

@@ -36,6 +36,7 @@ from tests.bookie.breakages import stored_copies as of_held_entries  # noqa: F40
 from tests.bookie.breakages import unauthenticated  # noqa: F401 - and this
 from tests.bookie.breakages.registry import MUTANTS, hide, mutant, patched, replace
 
+__all__ = ["MUTANTS", "caught_by"]
 VARIABLE = "BOOKIE_MUTANT"
 MISFIT = re.compile(r"^E +(AttributeError|TypeError|NameError)\b.*", re.MULTILINE)
 """The last line of a failure if a patch does not fit the code."""

@@ -10,8 +10,7 @@ import pytest
 
 from kvstore.bookie import Bookie
 from kvstore.bookie.authority import MetadataAuthority
-from kvstore.bookie.inventory import Inventory
-from kvstore.bookie.upkeep.reclaim import none_are_ours
+from kvstore.bookie.inventory import Inventory, none_are_ours
 from kvstore.env.ports import Nursery
 from kvstore.errors import ConfigError, MetadataUnavailable
 from kvstore.meta import paths

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvstore.bookie.index.index_files import IndexFiles
 from kvstore.bookie.inventory import Inventory
 from kvstore.bookie.journal.segment import Segment
 from kvstore.bookie.stored_copies import Copy, StoredCopies
@@ -189,6 +190,29 @@ async def test_copy_that_cannot_be_read_now_is_neither_replaced_nor_denied(world
                 assert await shelf.add(L, 0, payload, recovery=recovery) is Status.IO_ERROR
     assert refused(shelf) == 0, "nobody knows what the copy is"
     assert await shelf.payload(L, 0) == payload_of(L, 0)
+
+
+# docs/protocol.md B40
+@in_world
+async def test_synced_group_is_shown_although_an_older_copy_cannot_be_looked_up(world: SimWorld) -> None:
+    """Its entries are on disk. An error in the middle of the group would leave the rest of it unanswered for good."""
+
+    def fails(self: IndexFiles, *_: object) -> None:
+        raise OSError(EMFILE, "too many open files")
+
+    shelf = await opened(world)
+    await filled(shelf, 30, L)
+    files = shelf.storage.inventory.index_files
+    again = shelf.submit(L, 0, payload_of(L, 0), lac=29, recovery=True)
+    following = shelf.submit(L, 30, payload_of(L, 30))
+    with patched(IndexFiles, "block", fails):
+        files._blocks.clear()  # other reads have displaced the block that the add has just looked at
+        async with asyncio.timeout(5):
+            assert (await again, await following) == (Status.OK, Status.OK)
+    assert (await shelf.read(L, 0))[1] == packet(L, 0, payload_of(L, 0), 29)
+    assert await shelf.entries(L) == (Status.OK, [(0, 31)])
+    assert await shelf.add(L, 31) is Status.OK
+    assert shelf.storage.adds.pending_bytes == 0
 
 
 @in_world

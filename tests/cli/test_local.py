@@ -18,8 +18,8 @@ import pytest
 from kvstore import config as toml
 from kvstore.devcluster import layout
 from kvstore.devcluster.layout import ClusterFile, UpOptions
-from kvstore.devcluster.local import LocalCluster, http_ok
-from kvstore.devcluster.pages import unsettled
+from kvstore.devcluster.local import LocalCluster
+from kvstore.devcluster.pages import http_ok, unsettled
 from kvstore.devcluster.ports import is_free
 from kvstore.devcluster.record import ClusterRecord
 from kvstore.env.secret import read_secret
@@ -27,6 +27,7 @@ from kvstore.errors import ConfigError, Unavailable
 from kvstore.ring.ring import Ring
 from kvstore.server.app import VERSION
 from kvstore.server.config import NodeConfig
+from tests.beside import served
 from tests.commands import kvstore
 from tests.waiting import PATIENCE_S, wait_until_blocking
 
@@ -353,20 +354,15 @@ def test_up_reports_the_message_of_a_node_that_does_not_become_ready(
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Drained) as server, ThreadPoolExecutor(1) as other:
-        other.submit(server.serve_forever)
-        cluster, planned = LocalCluster(tmp_path), layout.plan(UpOptions(data_dir=tmp_path), None)
-        nodes = tuple(replace(node, http=f"127.0.0.1:{server.server_port}") for node in planned.nodes)
-        monkeypatch.setattr(cluster, "load", lambda: replace(planned, nodes=nodes))
-        monkeypatch.setattr(cluster, "_runs", lambda _: True)
-        monkeypatch.setattr("kvstore.devcluster.pages._TIMEOUT_S", PATIENCE_S)
-        try:
-            with pytest.raises(
-                Unavailable, match=r"n1 is not ready after 0\.1 s, it reports: draining; see `kvstore stat"
-            ):
-                cluster.wait_ready(timeout_s=0.1)
-        finally:
-            server.shutdown()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Drained)
+    cluster, planned = LocalCluster(tmp_path), layout.plan(UpOptions(data_dir=tmp_path), None)
+    nodes = tuple(replace(node, http=f"127.0.0.1:{server.server_port}") for node in planned.nodes)
+    monkeypatch.setattr(cluster, "load", lambda: replace(planned, nodes=nodes))
+    monkeypatch.setattr(cluster, "_runs", lambda _: True)
+    monkeypatch.setattr("kvstore.devcluster.pages._TIMEOUT_S", PATIENCE_S)
+    said = r"n1 is not ready after 0\.1 s, it reports: draining; see `kvstore stat"
+    with served(server), pytest.raises(Unavailable, match=said):
+        cluster.wait_ready(timeout_s=0.1)
 
 
 def test_node_that_hangs_is_named_with_the_way_to_end_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from kvstore.spark.snapshots.directory import DirectoryStore
 from kvstore.spark.snapshots.legal_holds import LegalHold
 from kvstore.spark.snapshots.manifest import Manifest
 from kvstore.spark.snapshots.planning import NotContinuable, SnapshotRequest
+from tests.beside import served
 from tests.spark.snapshots.made import EPOCH_MS, Change, full, incremental, some_log
 
 DAY_S = 86_400
@@ -198,15 +199,11 @@ def receiving() -> Iterator[Receiver]:
     released = threading.Event()
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     receiver = Receiver(f"http://127.0.0.1:{server.server_port}/hook/s3cret")
-    serving = threading.Thread(target=server.serve_forever, args=(0.02,))
-    serving.start()
-    try:
-        yield receiver
-    finally:
-        released.set()
-        server.shutdown()
-        server.server_close()
-        serving.join()
+    with served(server):
+        try:
+            yield receiver
+        finally:
+            released.set()
 
 
 def test_run_event_has_the_result_and_the_new_snapshot(run: Run, job: Job) -> None:

@@ -20,10 +20,11 @@ from kvstore.cli.snapshot_tools import cut_of, sentence
 from kvstore.errors import ConfigError
 from kvstore.spark.snapshots import local_tables
 from kvstore.spark.snapshots.chains import Cut, complete_until_ms
-from kvstore.spark.snapshots.directory import RESUMABLE_S, DirectoryStore
+from kvstore.spark.snapshots.directory import DirectoryStore
 from kvstore.spark.snapshots.legal_holds import LegalHold
 from kvstore.spark.snapshots.manifest import NAME, Manifest, encode
 from kvstore.spark.snapshots.planning import NotContinuable, SnapshotRequest
+from kvstore.spark.snapshots.store import RESUMABLE_S
 from tests.spark.snapshots.made import EPOCH_MS, full, incremental, manifest_of, some_log
 
 Run = Callable[..., tuple[int, str, str]]

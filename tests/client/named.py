@@ -16,6 +16,7 @@ from kvstore.client import AsyncClient, Client
 from kvstore.errors import Unavailable
 from kvstore.rpc.channels import open_channel
 from kvstore.rpc.status import from_rpc_error
+from tests.beside import beside
 from tests.client.model import ModelCluster
 from tests.client.serving import serving_in_a_thread
 from tests.env.name_server import NameServer
@@ -23,7 +24,7 @@ from tests.env.name_server import NameServer
 
 def main(mode: str) -> None:
     server = NameServer(mode)
-    with serving_in_a_thread(ModelCluster(1, 1)) as servers:
+    with beside(server.run), serving_in_a_thread(ModelCluster(1, 1)) as servers:
         port = servers.cluster.endpoints[servers.cluster.servers[0].id].grpc.rpartition(":")[2]
         told = {
             kind: tried(each, server, f"server-{number}.test", port) for number, (kind, each) in enumerate(WAYS.items())

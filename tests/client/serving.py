@@ -28,6 +28,7 @@ from kvstore.server.grpc.stream import SessionStreams
 from kvstore.server.redis.listener import RespServer
 from kvstore.server.redis.plans import CommandError
 from kvstore.types import ServerId
+from tests.beside import beside
 from tests.client.model import Endpoint, ModelCluster
 from tests.waiting import PATIENCE_S
 
@@ -143,21 +144,15 @@ async def serving(
 @contextmanager
 def serving_in_a_thread(cluster: ModelCluster, access: Callable[[], Access] | None = None) -> Iterator[Servers]:
     """Run the servers in their own event loop, for blocking clients."""
-    ready: threading.Event = threading.Event()
-    held: dict[str, Any] = {}
+    ready, running = threading.Event(), list[Servers]()
 
-    async def main() -> None:
+    async def main(over: threading.Event) -> None:
         async with serving(cluster, access=access) as servers:
-            servers.loop = held["loop"] = asyncio.get_running_loop()
-            held["stop"], held["servers"] = asyncio.Event(), servers
+            servers.loop = asyncio.get_running_loop()
+            running.append(servers)
             ready.set()
-            await held["stop"].wait()
+            await asyncio.to_thread(over.wait)
 
-    thread = threading.Thread(target=asyncio.run, args=(main(),), name="servers")
-    thread.start()
-    assert ready.wait(PATIENCE_S)
-    try:
-        yield held["servers"]
-    finally:
-        held["loop"].call_soon_threadsafe(held["stop"].set)
-        thread.join(PATIENCE_S)
+    with beside(lambda over: asyncio.run(main(over))):
+        assert ready.wait(PATIENCE_S)
+        yield running[0]

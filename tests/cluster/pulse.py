@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.beside import beside
 
 PERIOD_S = 0.01
 LATE_TIMES = 6
 """Factor for a takeover: it takes about ten steps in several processes, and each step may be as late as the pulse."""
 
 
-class Pulse(threading.Thread):
-    """Records how late a thread wakes that should wake every PERIOD_S, until the end of the `with` block."""
+class Pulse:
+    """Records how late a thread wakes that should wake every PERIOD_S."""
 
     def __init__(self) -> None:
-        super().__init__(name="pulse", daemon=True)
         self._late: list[tuple[float, float]] = []
-        self._over = threading.Event()
 
-    def __enter__(self) -> Pulse:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self.join()
-
-    def run(self) -> None:
+    def run(self, over: threading.Event) -> None:
         due = time.monotonic() + PERIOD_S
-        while not self._over.wait(max(0.0, due - time.monotonic())):
+        while not over.wait(max(0.0, due - time.monotonic())):
             now = time.monotonic()
             self._late.append((now, now - due))
             due = now + PERIOD_S
@@ -39,3 +33,10 @@ class Pulse(threading.Thread):
         began, ended = gap
         late_s = sum(late for at, late in self._late if began <= at <= ended)
         assert ended - began < max_s + LATE_TIMES * late_s, f"{what}, on a machine that was {late_s:.3f} s late"
+
+
+@contextmanager
+def pulsing() -> Iterator[Pulse]:
+    pulse = Pulse()
+    with beside(pulse.run):
+        yield pulse

@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -16,6 +16,7 @@ from kvstore.loadtest.generator.choosers import Ranks
 from kvstore.ring import SLOTS_HASH, new_ring
 from kvstore.server.balance.judge import threshold
 from kvstore.types import PartitionId, ServerId
+from tests.beside import beside
 from tests.cluster.harness import Cluster, running_cluster
 from tests.commands import kvstore
 
@@ -70,18 +71,17 @@ class Load:
 
     def __init__(self, cluster: Cluster, names: list[str]) -> None:
         self._cluster, self._names = cluster, names
-        self._stop = threading.Event()
         self.acknowledged: dict[str, int] = {}
         self.failures: list[str] = []
         self.pause_s = 0.0
         self.rounds = 0
 
-    def _run(self, number: int) -> None:
+    def run(self, over: threading.Event, number: int) -> None:
         random, ranks = Random(number), Ranks(KEYS)
         own = [name for place, name in enumerate(self._names) if place % 2 == number]
         node = self._cluster.ids[number]
         with self._cluster.redis(node, socket_timeout=60) as client:
-            while not self._stop.is_set():
+            while not over.is_set():
                 since = time.monotonic()
                 try:
                     self._round(client, random, ranks, own)
@@ -90,7 +90,7 @@ class Load:
                     return
                 self.pause_s = max(self.pause_s, time.monotonic() - since)
                 self.rounds += 1
-                self._stop.wait(REST_S)
+                over.wait(REST_S)
 
     def _round(self, client: Any, random: Random, ranks: Ranks, own: list[str]) -> None:
         with client.pipeline(transaction=False) as pipe:
@@ -104,18 +104,6 @@ class Load:
                     pipe.get(name)
             pipe.execute()
         self.acknowledged |= puts
-
-    @contextmanager
-    def running(self) -> Iterator[Load]:
-        threads = [threading.Thread(target=self._run, args=(number,)) for number in range(2)]
-        for thread in threads:
-            thread.start()
-        try:
-            yield self
-        finally:
-            self._stop.set()
-            for thread in threads:
-                thread.join()
 
 
 def explained(cluster: Cluster) -> Any:
@@ -133,7 +121,8 @@ def test_zipfian_load_is_balanced_without_errors(cluster: Cluster) -> None:
     names, expected = skewed_names()
     assert expected > 1.6
     cluster.redis("n1").mset(dict.fromkeys(names, 0))
-    with Load(cluster, names).running() as load:
+    load = Load(cluster, names)
+    with beside(*(partial(load.run, number=number) for number in range(2))):
 
         def is_balanced() -> bool:
             found = explained(cluster)

@@ -11,6 +11,7 @@ import itertools
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -20,8 +21,9 @@ from kvstore.ring.builder import new_ring
 from kvstore.ring.hashing import hash_named
 from kvstore.ring.ring import Ring
 from kvstore.types import PartitionId, ServerId
+from tests.beside import beside
 from tests.cluster.harness import Cluster, running_cluster
-from tests.cluster.pulse import Pulse
+from tests.cluster.pulse import pulsing
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -46,32 +48,30 @@ def cluster(started: Cluster) -> Cluster:
     return started
 
 
-class Counter(threading.Thread):
+class Counter:
     """Increments one key through one node, and records the replies."""
 
     ANSWER_S = 10.0
     """Longest wait for an answer."""
 
     def __init__(self, cluster: Cluster, key: str, node: str) -> None:
-        super().__init__(name=f"counter {key}")
         self.key, self.node = key, node
         self.acknowledged: list[float] = []
         """Time of each acknowledgement."""
         self.unknown = 0
         self.refused: list[str] = []
         self._cluster = cluster
-        self._over = threading.Event()
 
-    def run(self) -> None:
+    def run(self, over: threading.Event) -> None:
         client = self._cluster.redis(self.node, socket_timeout=self.ANSWER_S)
-        while not self._over.is_set():
+        while not over.is_set():
             try:
                 client.incr(self.key)
                 self.acknowledged.append(time.monotonic())
-                self._over.wait(REST_S)
+                over.wait(REST_S)
             except redis.ConnectionError:
                 self.unknown += 1
-                self._over.wait(0.05)
+                over.wait(0.05)
             except redis.TimeoutError:
                 self.unknown += 1
             except redis.ResponseError as error:
@@ -79,10 +79,6 @@ class Counter(threading.Thread):
                     self.unknown += 1
                 else:
                     self.refused.append(str(error))
-
-    def stop(self) -> None:
-        self._over.set()
-        self.join()
 
     @property
     def longest_gap(self) -> tuple[float, float]:
@@ -129,26 +125,21 @@ def counting(cluster: Cluster, name: str, *nodes: str) -> Iterator[dict[str, Cou
         partition: Counter(cluster, key, nodes[place % len(nodes)])
         for place, (partition, key) in enumerate(sorted(keys_of(cluster, name).items()))
     }
-    for counter in counters.values():
-        counter.start()
-    try:
+    with beside(*(counter.run for counter in counters.values())):
         for counter in counters.values():
-            cluster.wait_until(lambda counter=counter: len(counter.acknowledged) > 20, f"{counter.name} counts")
+            cluster.wait_until(lambda counter=counter: len(counter.acknowledged) > 20, f"{counter.key} is counted")
         yield counters
-    finally:
-        for counter in counters.values():
-            counter.stop()
     cluster.wait_led()
     for counter in counters.values():
         stored = int(cluster.redis(counter.node).get(counter.key) or 0)
         told = len(counter.acknowledged)
-        assert told <= stored <= told + counter.unknown, f"{counter.name}: {counter.unknown} of unknown outcome"
+        assert told <= stored <= told + counter.unknown, f"{counter.key}: {counter.unknown} of unknown outcome"
 
 
 def wait_going_on(cluster: Cluster, counters: dict[str, Counter]) -> None:
     moment = time.monotonic()
     for counter in counters.values():
-        cluster.wait_until(lambda counter=counter: counter.has_gone_on_since(moment), f"{counter.name} goes on")
+        cluster.wait_until(lambda counter=counter: counter.has_gone_on_since(moment), f"{counter.key} is counted on")
 
 
 def proven_ends(cluster: Cluster) -> int:
@@ -163,7 +154,7 @@ def test_killed_leader_interrupts_only_its_own_partitions(cluster: Cluster) -> N
     victim = leaders["p1"]
     others = [node for node in cluster.ids if node != victim]
     proven = proven_ends(cluster)
-    with Pulse() as pulse, counting(cluster, "leader", *others) as counters:
+    with pulsing() as pulse, counting(cluster, "leader", *others) as counters:
         led = {partition for partition, node in leaders.items() if node == victim}
         cluster.kill(victim)
         wait_going_on(cluster, counters)
@@ -220,27 +211,25 @@ def test_leader_paused_beyond_its_session_serves_nothing_stale(cluster: Cluster)
     key = keys_of(cluster, "stopped")["p1"]
     cluster.redis(victim).set(key, "old")
     proven = proven_ends(cluster)
-    cluster.pause(victim)
-    try:
-        cluster.wait_until(lambda: _try_set(cluster, other, key, "new"), "another node leads p1")
-        asked = threading.Event()
-        answers: list[object] = []
+    asked = threading.Event()
 
-        def ask() -> None:
-            connection = cluster.redis(victim, socket_timeout=20)
-            asked.set()
-            try:
-                answers.append(connection.get(key))
-            except redis.RedisError as error:
-                answers.append(error)
+    def ask() -> object:
+        connection = cluster.redis(victim, socket_timeout=20)
+        asked.set()
+        try:
+            return connection.get(key)
+        except redis.RedisError as error:
+            return error
 
-        asking = threading.Thread(target=ask)
-        asking.start()
-        asked.wait()
-    finally:
-        cluster.resume(victim)
-    asking.join()
-    (answer,) = answers
+    with ThreadPoolExecutor(1) as threads:
+        cluster.pause(victim)
+        try:
+            cluster.wait_until(lambda: _try_set(cluster, other, key, "new"), "another node leads p1")
+            asking = threads.submit(ask)
+            asked.wait()
+        finally:
+            cluster.resume(victim)
+        answer = asking.result()
     assert answer == b"new" or isinstance(answer, redis.RedisError), "refused, or answered by who leads now"
     assert proven_ends(cluster) == proven, "a stopped process has not ended"
     cluster.wait_ready()

@@ -18,6 +18,7 @@ from kvstore.client.pinned.arrow import batch_of
 from kvstore.client.pinned.pins import PinnedStore, PinStatus, Split, list_pins, pin_store, renew_pin, unpin
 from kvstore.client.pinned.read import read_pinned
 from kvstore.errors import InvalidRequest, NoSuchPin, Refused, StoreError
+from tests.beside import beside
 from tests.cluster.harness import Cluster, running_cluster
 from tests.commands import kvstore
 
@@ -48,9 +49,9 @@ def pinned(cluster: Cluster) -> Iterator[PinnedStore]:
 @contextmanager
 def writing(cluster: Cluster) -> Iterator[None]:
     """Overwrite, delete and create keys during the block. At its end everything is as before."""
-    over, rounds = threading.Event(), 0
+    rounds = 0
 
-    def write() -> None:
+    def write(over: threading.Event) -> None:
         nonlocal rounds
         with Client(cluster.url) as client:
             while not over.is_set():
@@ -63,14 +64,11 @@ def writing(cluster: Cluster) -> Iterator[None]:
                     pass
                 over.wait(WRITER_PAUSE_S)
 
-    thread = threading.Thread(target=write)
-    thread.start()
     try:
-        cluster.wait_until(lambda: rounds > 0, "something is written")
-        yield
+        with beside(write):
+            cluster.wait_until(lambda: rounds > 0, "something is written")
+            yield
     finally:
-        over.set()
-        thread.join()
         with Client(cluster.url) as client:
             client.put_many(VALUES)
             for number in range(1, rounds + 1):

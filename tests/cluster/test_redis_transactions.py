@@ -21,6 +21,7 @@ import redis
 from kvstore.ring.builder import new_ring
 from kvstore.ring.hashing import hash_named
 from kvstore.types import PartitionId, ServerId
+from tests.beside import beside
 from tests.cluster.harness import Cluster, running_cluster
 from tests.server.redis.playing import OF_TRANSACTIONS, check
 from tests.server.redis.resp_port import Raw
@@ -93,21 +94,19 @@ def packed(*words: bytes | str) -> bytes:
     return b"*%d\r\n" % len(encoded) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in encoded)
 
 
-class Teller(threading.Thread):
+class Teller:
     """Transfers money between random accounts through one node, with WATCH, and counts the transfers."""
 
     def __init__(self, cluster: Cluster, number: int, accounts: list[bytes]) -> None:
-        super().__init__(name=f"teller {number}")
         self.counter = b"transfers of %d" % number
         self.acknowledged = self.unknown = self.conflicts = 0
         self.wrong: list[str] = []
         """Replies that no client should get."""
         self._client = cluster.redis(cluster.ids[number % len(cluster.ids)], socket_timeout=15)
         self._accounts, self._random = accounts, Random(number)
-        self._over = threading.Event()
 
-    def run(self) -> None:
-        while not self._over.is_set():
+    def run(self, over: threading.Event) -> None:
+        while not over.is_set():
             is_executing = False
             try:
                 with self._client.pipeline() as pipe:
@@ -129,10 +128,10 @@ class Teller(threading.Thread):
                 self.unknown += is_executing and not is_conflict
             except (redis.ConnectionError, redis.TimeoutError):
                 self.unknown += is_executing
-                self._over.wait(0.05)
+                over.wait(0.05)
             except redis.ResponseError as error:
                 self._take(error)
-            self._over.wait(REST_S)
+            over.wait(REST_S)
 
     def _take(self, error: redis.ResponseError) -> None:
         if str(error).startswith("UNKNOWN"):
@@ -140,32 +139,22 @@ class Teller(threading.Thread):
         elif not isinstance(error, redis.exceptions.TryAgainError | redis.exceptions.ClusterDownError):
             self.wrong.append(str(error))
 
-    def stop(self) -> None:
-        self._over.set()
-        self.join()
 
-
-class Auditor(threading.Thread):
+class Auditor:
     """Reads all accounts in one transaction, again and again, and keeps every sum."""
 
     def __init__(self, client: redis.Redis, accounts: list[bytes]) -> None:
-        super().__init__(name="auditor")
         self.sums: list[int] = []
         self._client, self._accounts = client, accounts
-        self._over = threading.Event()
 
-    def run(self) -> None:
-        while not self._over.is_set():
+    def run(self, over: threading.Event) -> None:
+        while not over.is_set():
             try:
                 found = together(self._client, *(("GET", key) for key in self._accounts))
                 self.sums.append(sum(map(int, found)))
             except redis.RedisError:
                 pass  # no leader, or the accounts change too often: no reading
-            self._over.wait(REST_S)
-
-    def stop(self) -> None:
-        self._over.set()
-        self.join()
+            over.wait(REST_S)
 
 
 @contextmanager
@@ -177,16 +166,10 @@ def transferring(cluster: Cluster, name: str) -> Iterator[list[Teller]]:
     together(client, *(("SET", key, BALANCE) for key in accounts), *(("DEL", key) for key in counters))
     tellers = [Teller(cluster, number, accounts) for number in range(TELLERS)]
     auditor = Auditor(cluster.redis(cluster.ids[-1]), accounts)
-    threads: list[Teller | Auditor] = [*tellers, auditor]
-    for each in threads:
-        each.start()
-    try:
+    with beside(auditor.run, *(each.run for each in tellers)):
         wait_going_on(cluster, tellers)
         yield tellers
         cluster.wait_until(lambda: auditor.sums, "the auditor read all accounts")
-    finally:
-        for each in threads:
-            each.stop()
     cluster.wait_led()
     assert set(auditor.sums) == {BALANCE * len(accounts)}
     for node in cluster.ids:
@@ -195,13 +178,13 @@ def transferring(cluster: Cluster, name: str) -> Iterator[list[Teller]]:
     for teller in tellers:
         stored = int(client.get(teller.counter) or 0)
         assert teller.wrong == []
-        assert teller.acknowledged <= stored <= teller.acknowledged + teller.unknown, teller.name
+        assert teller.acknowledged <= stored <= teller.acknowledged + teller.unknown, teller.counter
 
 
 def wait_going_on(cluster: Cluster, tellers: list[Teller]) -> None:
     """Wait until each teller has made five more transfers. All tellers make theirs at once."""
     for teller, until in [(teller, teller.acknowledged + 5) for teller in tellers]:
-        cluster.wait_until(lambda teller=teller, until=until: teller.acknowledged >= until, f"{teller.name} goes on")
+        cluster.wait_until(lambda teller=teller, until=until: teller.acknowledged >= until, f"{teller.counter!r} rises")
 
 
 def test_commands_on_keys_of_several_partitions_are_atomic(cluster: Cluster) -> None:

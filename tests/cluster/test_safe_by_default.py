@@ -10,7 +10,9 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import redis
@@ -19,6 +21,7 @@ from kvstore.client import Client
 from kvstore.client.core.config import parse_url
 from kvstore.errors import NotAuthenticated
 from kvstore.rpc.login import Login
+from tests.beside import beside
 from tests.cluster.test_tls import Secured, secured_cluster
 from tests.commands import Done, kvstore
 from tests.waiting import PATIENCE_S
@@ -122,34 +125,27 @@ def test_access_control_is_founded_once_and_cannot_be_switched_off(founded: Secu
 
 
 class Load:
-    """Work in threads, on new connections and on one that stays. All keys begin with `prefix`."""
+    """Work on new connections, and on one that stays. All keys begin with `prefix`."""
 
     def __init__(self, secured: Secured, user: str = "root", password: str = PASSWORD, prefix: bytes = b"") -> None:
-        self._secured, self._over = secured, threading.Event()
+        self._secured = secured
         self._login, self._prefix = {"username": user, "password": password}, prefix
         self.failures: list[Exception] = []
         self.rounds = [0, 0]
-        self._threads = [threading.Thread(target=self._run, args=each) for each in ((0, self._anew), (1, self._stay))]
 
-    def __enter__(self) -> Load:
-        for each in self._threads:
-            each.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        for each in self._threads:
-            each.join(PATIENCE_S)
-            assert not each.is_alive(), "a round takes no minute"
+    @contextmanager
+    def running(self) -> Iterator[Load]:
+        with beside(partial(self._run, 0, self._anew), partial(self._run, 1, self._stay)):
+            yield self
 
     def has_gone_on(self, before: list[int]) -> bool:
         return bool(self.failures) or all(now > was + 1 for now, was in zip(self.rounds, before, strict=True))
 
-    def _run(self, place: int, work: Callable[[], Iterator[None]]) -> None:
+    def _run(self, place: int, work: Callable[[], Iterator[None]], over: threading.Event) -> None:
         try:
             for _ in work():
                 self.rounds[place] += 1
-                if self._over.wait(REST_S):
+                if over.wait(REST_S):
                     return
         except Exception as error:  # noqa: BLE001 - the test looks at them
             self.failures.append(error)
@@ -175,7 +171,7 @@ class Load:
 
 def test_certificate_replacement_under_load_fails_no_request(founded: Secured) -> None:
     cluster = founded.cluster
-    with Load(founded) as load:
+    with Load(founded).running() as load:
         for round_ in range(3):
             before, rounds = serial_of(founded, "n1", "resp"), list(load.rounds)
             founded.issue()

@@ -19,6 +19,7 @@ import pytest
 from kvstore import versions
 from kvstore.client import AsyncClient
 from kvstore.devcluster.layout import NodePlace
+from tests.beside import beside
 from tests.cluster.harness import Cluster, running_cluster
 
 pytestmark = [pytest.mark.cluster]
@@ -184,24 +185,20 @@ async def places_of(cluster: Cluster) -> Places:
 def under_way(calls: Calls, places: Places, *steps: Mapping[str, Any], request: str) -> Iterator[None]:
     """Stop the last leader, and let a transaction wait for it again and again until the end of the block. The block
     begins when its intent is in the second partition."""
-    over = threading.Event()
 
-    def repeat() -> None:
+    def repeat(over: threading.Event) -> None:
         while not over.wait(0.01):
             with suppress(*GONE):
                 calls.transact(places.home, *steps, request=request, timeout_ms=3_000)
 
-    caller = threading.Thread(target=repeat)
     calls.cluster.pause(places.leaders[2])
-    try:
-        caller.start()
-        calls.cluster.wait_until(lambda: calls.is_held(places.keys[1], places.leaders[1]), "an intent stands")
-        yield
-    finally:
-        over.set()
-        if calls.cluster.is_running(places.leaders[2]):
-            calls.cluster.resume(places.leaders[2])
-        caller.join()
+    with beside(repeat):
+        try:
+            calls.cluster.wait_until(lambda: calls.is_held(places.keys[1], places.leaders[1]), "an intent stands")
+            yield
+        finally:
+            if calls.cluster.is_running(places.leaders[2]):
+                calls.cluster.resume(places.leaders[2])
 
 
 def test_transaction_over_partitions_is_seen_whole_at_every_node(calls: Calls, places: Places) -> None:
@@ -260,9 +257,9 @@ def test_transaction_that_names_a_version_meets_conflict_at_an_intent(calls: Cal
 
 def test_read_transactions_see_a_constant_sum_during_transfers(calls: Calls, places: Places) -> None:
     assert calls.transact("n1", *places.put("100")).status == 200
-    over, moved = threading.Event(), count()
+    moved, sums = count(), list[int]()
 
-    def transfer() -> None:
+    def transfer(over: threading.Event) -> None:
         while not over.wait(0.01):
             source, target = places.keys[next(moved) % 3], places.keys[(next(moved) + 1) % 3]
             if source != target:
@@ -272,21 +269,14 @@ def test_read_transactions_see_a_constant_sum_during_transfers(calls: Calls, pla
                     {"operation": "increment", "key": target, "delta": 7},
                 )
 
-    writer = threading.Thread(target=transfer)
-    writer.start()
-    sums = []
-    try:
+    def are_enough() -> bool:
+        found = calls.transact("n1", *({"operation": "get", "key": key} for key in places.keys))
+        if found.status == 200:
+            sums.append(sum(int(each["item"]["value"]) for each in found.body["results"]))
+        return len(sums) >= 50
 
-        def are_enough() -> bool:
-            found = calls.transact("n1", *({"operation": "get", "key": key} for key in places.keys))
-            if found.status == 200:
-                sums.append(sum(int(each["item"]["value"]) for each in found.body["results"]))
-            return len(sums) >= 50
-
+    with beside(transfer):
         calls.cluster.wait_until(are_enough, "50 read transactions")
-    finally:
-        over.set()
-        writer.join()
     assert set(sums) == {300}
     assert next(moved) > 2
 

@@ -8,12 +8,15 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 
 import pytest
 
-from kvstore.client import AsyncClient, Client, FeedReader
+from kvstore.client import AsyncClient, Client, FeedReader, Watch
 from kvstore.client.core.watching import Change
 from kvstore.errors import OutcomeUnknown, StoreError
+from tests.beside import beside
 from tests.cluster.harness import TIMEOUT_S, Cluster, running_cluster
 from tests.commands import Done, kvstore
 from tests.waiting import wait_until_blocking
@@ -26,20 +29,18 @@ WRITER_PAUSE_S, PAGES_REST_S = 0.01, 0.1
 """Pause of writers in seconds. Without it they would use the processors that a takeover needs."""
 
 
-class Writer(threading.Thread):
+class Writer:
     """Puts and deletes keys, and records the replies."""
 
     def __init__(self, url: str) -> None:
-        super().__init__(name="writer", daemon=True)
         self.done: dict[tuple[bytes, int], bytes | None] = {}
         """(key, version) → value, None for a delete."""
         self._url = url
-        self._over = threading.Event()
 
-    def run(self) -> None:
+    def run(self, over: threading.Event) -> None:
         number = 0
         with Client(self._url) as client:
-            while not self._over.is_set():
+            while not over.is_set():
                 number += 1
                 key, value = KEYS[number % len(KEYS)], b"%d" % number
                 try:
@@ -48,47 +49,27 @@ class Writer(threading.Thread):
                         self.done |= {(key, version): None} if version else {}
                     else:
                         self.done[key, client.put(key, value)] = value
-                    self._over.wait(WRITER_PAUSE_S)
+                    over.wait(WRITER_PAUSE_S)
                 except OutcomeUnknown:
                     continue
                 except StoreError:
-                    self._over.wait(0.05)
-
-    def finish(self) -> None:
-        self._over.set()
-        self.join(TIMEOUT_S)
-        assert not self.is_alive(), "a write takes no minute"
+                    over.wait(0.05)
 
 
-class Reader(threading.Thread):
-    """Watches keys, from now on."""
+class Reader:
+    """Keeps the changes that a watch shows, until it is closed."""
 
-    def __init__(self, url: str, key: bytes | None) -> None:
-        super().__init__(name=f"reader of {key!r}", daemon=True)
+    def __init__(self, watch: Watch) -> None:
         self.shown: list[Change] = []
-        self._client = Client(url).open()
-        self._watch = self._client.watch(key, prefix=b"" if key else b"w", heartbeat_s=1.0).ready()
-        self.failure: StoreError | None = None
+        self._watch = watch
 
-    def run(self) -> None:
-        try:
-            for change in self._watch:
-                self.shown.append(change)
-        except StoreError as error:
-            self.failure = error
+    def run(self, _: threading.Event) -> None:
+        for change in self._watch:
+            self.shown.append(change)
 
     def expect(self, wanted: dict[tuple[bytes, int], bytes | None]) -> None:
         """Wait until all of these changes are shown, in order."""
-        wait_until_blocking(
-            lambda: self.failure or wanted.keys() <= self._values().keys(),
-            timeout_s=TIMEOUT_S,
-            what=f"{self.name} sees all",
-        )
-        self._watch.close()
-        self.join(TIMEOUT_S)
-        assert not self.is_alive(), "a watch that is closed ends"
-        self._client.close()
-        assert self.failure is None
+        wait_until_blocking(lambda: wanted.keys() <= self._values().keys(), timeout_s=TIMEOUT_S, what="all is shown")
         assert in_order([(each.key, each.version) for each in self.shown]), f"{self._watch.connections} connections"
         values = self._values()
         assert {each: values[each] for each in wanted} == wanted
@@ -97,26 +78,28 @@ class Reader(threading.Thread):
         return {(each.key, each.version): each.item.value if each.item else None for each in list(self.shown)}
 
 
-class Pages(threading.Thread):
+@contextmanager
+def reading(url: str, key: bytes | None) -> Iterator[Reader]:
+    """Watch a key, or all keys, from now on until the end of the block."""
+    with Client(url) as client, client.watch(key, prefix=b"" if key else b"w", heartbeat_s=1.0) as watch:
+        reader = Reader(watch)
+        with beside(reader.run), closing(watch):
+            yield reader
+
+
+class Pages:
     """Reads all feeds in pages, as a streaming source does: positions, then pages up to them."""
 
-    def __init__(self, url: str) -> None:
-        super().__init__(name="pages", daemon=True)
+    def __init__(self, feed: FeedReader) -> None:
         self.shown: list[tuple[bytes, int, bytes | None]] = []
         self.handovers = 0
-        self.failure: StoreError | None = None
-        self._feed = FeedReader(url)
+        self._feed = feed
         self._at = {each.partition: each.latest for each in self._feed.positions(timeout_s=TIMEOUT_S)}
         self._ended: set[str] = set()
-        self._over = threading.Event()
 
-    def run(self) -> None:
-        try:
-            while not self._over.is_set():
-                self.read_once()
-                self._over.wait(PAGES_REST_S)
-        except StoreError as error:
-            self.failure = error
+    def run(self, over: threading.Event) -> None:
+        while not over.wait(PAGES_REST_S):
+            self.read_once()
 
     def read_once(self) -> None:
         """Read everything up to the positions."""
@@ -132,13 +115,6 @@ class Pages(threading.Thread):
                 at = self._at[feed.partition] = page.next
             if feed.ended:
                 self._ended.add(feed.partition)
-
-    def finish(self) -> None:
-        self._over.set()
-        self.join(TIMEOUT_S)
-        assert not self.is_alive(), "a round of pages takes no minute"
-        self.read_once()
-        self._feed.close()
 
 
 @pytest.fixture(scope="module")
@@ -173,29 +149,31 @@ def in_order(shown: list[tuple[bytes, int]]) -> bool:
 
 
 def test_watch_shows_writes_once_while_leaders_die_and_partitions_change(cluster: Cluster) -> None:
-    everything, one, pages = Reader(cluster.url, None), Reader(cluster.url, ONE), Pages(cluster.url)
     writer = Writer(cluster.url)
-    for each in (everything, one, pages, writer):
-        each.start()
-    victim = wait_led(cluster, "p1")["p1"]
-    cluster.kill(victim)
-    wait_until_blocking(lambda: len(writer.done) > 100, what="writes go on")
-    cluster.start_node(victim)
-    cluster.wait_ready()
-    change_ring(cluster, "add", "p3", "p4")
-    victim = wait_led(cluster, "p3")["p3"]
-    cluster.kill(victim)
-    cluster.start_node(victim)
-    cluster.wait_ready()
-    change_ring(cluster, "remove", "p1")
-    wait_until_blocking(lambda: len(writer.done) > 200, what="more is written")
-    writer.finish()
-    pages.finish()
-    wanted = {**writer.done}
-    wanted_one = {each: value for each, value in wanted.items() if each[0] == ONE}
-    everything.expect(wanted)
-    one.expect(wanted_one)
-    assert pages.failure is None
+    with (
+        FeedReader(cluster.url) as feed,
+        reading(cluster.url, None) as everything,
+        reading(cluster.url, ONE) as one,
+    ):
+        pages = Pages(feed)
+        with beside(writer.run, pages.run):
+            victim = wait_led(cluster, "p1")["p1"]
+            cluster.kill(victim)
+            wait_until_blocking(lambda: len(writer.done) > 100, what="writes go on")
+            cluster.start_node(victim)
+            cluster.wait_ready()
+            change_ring(cluster, "add", "p3", "p4")
+            victim = wait_led(cluster, "p3")["p3"]
+            cluster.kill(victim)
+            cluster.start_node(victim)
+            cluster.wait_ready()
+            change_ring(cluster, "remove", "p1")
+            wait_until_blocking(lambda: len(writer.done) > 200, what="more is written")
+        pages.read_once()
+        wanted = {**writer.done}
+        wanted_one = {each: value for each, value in wanted.items() if each[0] == ONE}
+        everything.expect(wanted)
+        one.expect(wanted_one)
     often = Counter((key, version) for key, version, _ in pages.shown)
     assert [each for each, count in often.items() if count > 1] == [], "nothing is shown twice"
     assert wanted == {(key, version): value for key, version, value in pages.shown if (key, version) in wanted}
@@ -209,7 +187,11 @@ ENDS = {b"w-end%02d" % number for number in range(30)}
 
 async def with_state(url: str, shown: list[Change]) -> None:
     """Watch with the asyncio client until nothing more comes."""
-    async with AsyncClient(url) as client, client.watch(prefix=b"w", with_state=True, heartbeat_s=1.0) as changes:
+    async with (
+        asyncio.timeout(TIMEOUT_S),
+        AsyncClient(url) as client,
+        client.watch(prefix=b"w", with_state=True, heartbeat_s=1.0) as changes,
+    ):
         left = set(ENDS)
         async for change in changes:
             shown.append(change)
@@ -221,12 +203,10 @@ async def with_state(url: str, shown: list[Change]) -> None:
 # docs/protocol.md F8
 def test_watch_shows_the_state_then_each_change_once(cluster: Cluster) -> None:
     writer, shown, others = Writer(cluster.url), list[Change](), list[Change]()
-    with Client(cluster.url) as client:
+    with Client(cluster.url) as client, ThreadPoolExecutor(1) as threads, beside(writer.run) as end_writes:
         client.put_many({b"w-%04d" % number: b"there" for number in range(3000)})
-        writer.start()
         wait_until_blocking(lambda: len(writer.done) > 100, what="something is written")
-        beside = threading.Thread(target=lambda: asyncio.run(with_state(cluster.url, others)))
-        beside.start()
+        other = threads.submit(asyncio.run, with_state(cluster.url, others))
         with client.watch(prefix=b"w", with_state=True, heartbeat_s=1.0) as changes:
             assert (changes.has_state, changes.position) == (False, {})
             for change in changes:
@@ -236,14 +216,13 @@ def test_watch_shows_the_state_then_each_change_once(cluster: Cluster) -> None:
             assert changes.position
             assert [each.key for each in shown] == sorted(each.key for each in shown)
             wait_until_blocking(lambda: others, what="the other watch has begun")
-            writer.finish()
+            end_writes()
             client.put_many(dict.fromkeys(sorted(ENDS), b""))
             left = set(ENDS)
             while left:
                 shown.append(next(changes))
                 left.discard(shown[-1].key)
-        beside.join(TIMEOUT_S)
-        assert not beside.is_alive(), "the other watch has seen the last"
+        other.result()
         there = {key: item.version for key, item in client.scan(prefix=b"w", keys_only=True)}
         assert client.delete_prefix(b"w-") == 3000 + len(ENDS)
         client.put(KEYS[1], b"there")  # the writer's last word about it may have been a delete

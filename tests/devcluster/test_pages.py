@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -14,6 +13,7 @@ import pytest
 from kvstore.devcluster import pages
 from kvstore.devcluster.pages import http_ok, is_login_rejected
 from kvstore.devcluster.secure_folder import SecureFolder
+from tests.beside import served
 from tests.waiting import PATIENCE_S
 
 
@@ -34,14 +34,8 @@ def answering(code: int, folder: SecureFolder | None = None) -> Iterator[str]:
         context = folder.of_node("n1").server_context()
         assert context is not None
         server.socket = context.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
+    with served(server):
         yield f"127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import socket
 import ssl
 import stat
 import subprocess
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -95,28 +95,19 @@ def test_authority_without_its_key_reports_that_it_issues_nothing(tmp_path: Path
 def greeted(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> tuple[dict[str, object], dict[str, object]]:
     """Exchange the certificates of a server and a client. Raises SSLError."""
     ours, theirs = socket.socketpair()
-    seen: list[object] = []
 
-    def serve() -> None:
-        try:
-            with server.wrap_socket(ours, server_side=True) as connection:
-                seen.append(connection.getpeercert())
-                connection.sendall(b"x")
-        except ssl.SSLError as error:
-            seen.append(error)
-            ours.close()
+    def serve() -> dict[str, object]:
+        with server.wrap_socket(ours, server_side=True) as connection:
+            shown = connection.getpeercert()
+            connection.sendall(b"x")
+            return shown
 
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
+    with ThreadPoolExecutor(1) as threads:
+        serving = threads.submit(serve)
         with client.wrap_socket(theirs, server_hostname=host) as connection:
             assert connection.recv(1) == b"x"
             shown = connection.getpeercert()
-    finally:
-        thread.join(60)
-    if isinstance(seen[0], ssl.SSLError):
-        raise seen[0]
-    return seen[0], shown  # type: ignore[return-value]
+        return serving.result(), shown
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "n1"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -33,9 +34,10 @@ class _Configured(StoreProcess):
 
 
 @pytest.fixture
-def sleeper(tmp_path: Path) -> _Sleeper:
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "sleeper"])
-    return _Sleeper(tmp_path, "127.0.0.1:1", child.pid)
+def sleeper(tmp_path: Path) -> Iterator[_Sleeper]:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "sleeper"]) as child:
+        yield _Sleeper(tmp_path, "127.0.0.1:1", child.pid)
+        child.kill()
 
 
 def test_server_whose_number_cannot_be_written_down_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

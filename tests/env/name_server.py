@@ -28,11 +28,14 @@ class NameServer:
         """Number of questions by name and family."""
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.bind(("127.0.0.1", 53))
-        threading.Thread(target=self._serve, daemon=True).start()
+        self._socket.settimeout(0.1)
 
-    def _serve(self) -> None:
-        while True:
-            question, asker = self._socket.recvfrom(4096)
+    def run(self, over: threading.Event) -> None:
+        while not over.is_set():
+            try:
+                question, asker = self._socket.recvfrom(4096)
+            except TimeoutError:
+                continue
             name_end = question.index(b"\0", 12)
             (kind,) = struct.unpack_from(">H", question, name_end + 1)
             self.asked[question[12:name_end], kind] += 1

@@ -27,6 +27,7 @@ from kvstore.env.liveness.evidence import (
 from kvstore.env.liveness.probe import DiskProbe
 from kvstore.env.liveness.threads import ThreadTimes
 from kvstore.env.liveness.watchdog import Watchdog
+from tests.beside import beside
 from tests.waiting import wait_until, wait_until_blocking
 
 ALIVE, SILENT = Sign(is_alive=True), Sign(is_alive=False)
@@ -260,19 +261,15 @@ def test_probe_hangs_alone_while_its_disk_does(tmp_path: Path) -> None:
 
 def test_thread_that_waits_for_an_event_is_not_starved() -> None:
     times: list[ThreadTimes] = []
-    over = threading.Event()
 
-    def rest() -> None:
+    def rest(over: threading.Event) -> None:
         times.append(ThreadTimes(threading.get_native_id()))
         over.wait()
 
-    thread = threading.Thread(target=rest)
-    thread.start()
-    wait_until_blocking(lambda: times, what="the thread")
-    began = time.monotonic()
-    wait_until_blocking(lambda: time.monotonic() - began > 0.3, what="a while")
-    elapsed = time.monotonic() - began
-    assert times[0].starved_s(elapsed) < 0.5 * elapsed
-    over.set()
-    thread.join()
+    with beside(rest):
+        wait_until_blocking(lambda: times, what="the thread")
+        began = time.monotonic()
+        wait_until_blocking(lambda: time.monotonic() - began > 0.3, what="a while")
+        elapsed = time.monotonic() - began
+        assert times[0].starved_s(elapsed) < 0.5 * elapsed
     wait_until_blocking(lambda: times[0].starved_s(elapsed) == 0.0, what="the end of its files")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from kvstore.env.log_config import LogFormat, LogLevel, LogOutput
 from kvstore.env.log_output import LOGGERS_SET_MAX, Output, formatter, open_log
 from kvstore.env.logs.fields import fields_of
 from kvstore.env.logs.limit import LINES_MAX, MESSAGES_MAX, WINDOW_S, LeftOut, LogLimit
-from tests.waiting import PATIENCE_S
+from tests.beside import in_time
 
 log = logging.getLogger("kvstore.tests.log_output")
 pytestmark = pytest.mark.usefixtures("loggers")
@@ -223,9 +222,7 @@ def test_finalizer_may_log_while_a_line_is_logged() -> None:
     handler = Lines()
     output.use(handler)
     log.handlers, log.propagate = [handler], False
-    thread = threading.Thread(target=log.warning, args=("a line",), daemon=True)
-    thread.start()
-    thread.join(PATIENCE_S)
+    in_time(lambda: log.warning("a line"))
     assert written == ["a task was destroyed", "a line"]
     assert output.statistics() == {
         "log_warnings_total": 1,

@@ -13,6 +13,7 @@ import pytest
 from kvstore.env import profiler
 from kvstore.env.profiler import OTHERS, RATE_MAX, SECONDS_MAX, Profiler, name_of, sample_for
 from kvstore.errors import InvalidRequest, Overloaded
+from tests.beside import beside
 from tests.waiting import PATIENCE_S, wait_until
 
 SAMPLES = 20
@@ -23,15 +24,13 @@ class Work:
 
     def __init__(self) -> None:
         self.turns = 0
-        self.is_over = threading.Event()
-        self.threads = [
-            threading.Thread(target=self.spin, name="spins"),
-            threading.Thread(target=self.is_over.wait, name="waits"),
-        ]
 
-    def spin(self) -> None:
-        while not self.is_over.is_set():
+    def spin(self, over: threading.Event) -> None:
+        while not over.is_set():
             self.turn()
+
+    def rest(self, over: threading.Event) -> None:
+        over.wait()
 
     def turn(self) -> None:
         self.turns += sum(range(1_000)) > 0
@@ -49,14 +48,8 @@ class Work:
 @contextmanager
 def working() -> Iterator[Work]:
     work = Work()
-    for thread in work.threads:
-        thread.start()
-    try:
+    with beside(work.spin, work.rest):
         yield work
-    finally:
-        work.is_over.set()
-        for thread in work.threads:
-            thread.join(PATIENCE_S)
 
 
 def test_running_code_has_processor_time_and_waiting_code_has_none() -> None:
@@ -70,10 +63,10 @@ def test_running_code_has_processor_time_and_waiting_code_has_none() -> None:
         cpu_ns[thread] = cpu_ns.get(thread, 0) + seen.cpu_ns
         samples[thread] = samples.get(thread, 0) + seen.samples
         functions.setdefault(thread, set()).update(code.co_qualname for code in calls)
-    assert samples["spins"] == samples["waits"] == SAMPLES
-    assert cpu_ns["spins"] > 20 * cpu_ns["waits"]
-    assert {"Work.spin", "Work.turn"} <= functions["spins"]
-    assert "Event.wait" in functions["waits"]
+    assert samples["Work.spin"] == samples["Work.rest"] == SAMPLES
+    assert cpu_ns["Work.spin"] > 20 * cpu_ns["Work.rest"]
+    assert {"Work.spin", "Work.turn"} <= functions["Work.spin"]
+    assert "Event.wait" in functions["Work.rest"]
 
 
 def test_sampling_thread_does_not_see_itself() -> None:

@@ -9,7 +9,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,6 +29,7 @@ from kvstore.server.config import NodeConfig
 from kvstore.server.http import listener
 from kvstore.server.node import FILES_MIN, STOP_TIMEOUT_S
 from kvstore.server.processes import clashes
+from tests.beside import served
 from tests.certificates import Files
 from tests.cli.test_main_help import TREE
 from tests.source import ROOT
@@ -325,14 +325,8 @@ def answering(tls: Tls | None = None, host: str = "127.0.0.1") -> Iterator[int]:
         context = tls.server_context()
         assert context is not None
         server.socket = context.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
+    with served(server):
         yield server.server_port
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @pytest.mark.parametrize(("host", "words"), [("::1", ()), ("127.0.0.2", ("127.0.0.2",))])

@@ -40,15 +40,16 @@ def served(tmp_path: Path) -> Any:
     authority = trustme.CA()
     made = authority.issue_cert("n1.test")
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    server = grpc.server(ThreadPoolExecutor(2))
     handler = grpc.unary_unary_rpc_method_handler(lambda request, _: request)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Test", {"Echo": handler}),))
     pair = made.private_key_pem.bytes(), b"".join(each.bytes() for each in made.cert_chain_pems)
-    secure = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
-    plain = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield secure, plain, Tls(ca=tmp_path / "ca.pem")
-    server.stop(None).wait()
+    with ThreadPoolExecutor(2) as threads:
+        server = grpc.server(threads)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Test", {"Echo": handler}),))
+        secure = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
+        plain = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        yield secure, plain, Tls(ca=tmp_path / "ca.pem")
+        server.stop(None).wait()
 
 
 def blocking(address: str, tls: Tls | None) -> bytes:

@@ -20,10 +20,11 @@ from kvstore.server.cluster.bootstrap import found
 from kvstore.server.cluster.ring_store import change_ring
 from kvstore.server.processes import process_id
 from kvstore.types import PartitionId, machine_of
-from tests.sim.clients import EndpointNode
+from kvstore.wal.ledger_list import Listed
+from tests.sim.asking.calls import EndpointNode
 from tests.sim.judges.logbook import Logbook
 from tests.sim.judges.operations import Recorder
-from tests.sim.judges.rules import Listed, MetadataRules
+from tests.sim.judges.rules import MetadataRules
 from tests.sim.judges.starts import Starts
 from tests.sim.nodes import Node
 from tests.sim.strikes.knobs import Knobs

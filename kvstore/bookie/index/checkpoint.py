@@ -61,7 +61,8 @@ class LedgerPart:
     explicit_lac: bytes
     live_bytes: int = 0
     superseded: list[tuple[int, int]] = field(default_factory=list)
-    """Older segments, with the number of bytes that are no longer needed because this segment has their entries."""
+    """Older segments, with the number of bytes that are no longer needed because this segment, or one that was removed
+    before it was full, has their entries."""
     extents: list[Extent] = field(default_factory=list)
     entries: EntryIndex | None = None
     """The entries in memory, until the checkpoint is on disk. In a checkpoint that was read, only if it has a former

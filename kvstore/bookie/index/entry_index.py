@@ -80,7 +80,8 @@ class EntryIndex:
 
     def put(self, entry: int, place: int, size: int) -> tuple[int, int]:
         """Record the place and the size of `entry`. Return the place and the size of its former copy, or NOWHERE if the
-        entry is new. Reads the disk only if full segments may have the entry."""
+        entry is new or its former copy cannot be looked up now. Reads the disk only if full segments may have the
+        entry."""
         places = self.places
         at = entry - self.first
         if at and at == len(places) and entry > self.sealed_last and not self.others:
@@ -95,7 +96,7 @@ class EntryIndex:
         at = entry - self.first
         missing = at + 1 - len(self.places)
         if at < 0 or self.holes + missing - 1 > self._holes_max(len(self.places) + 1 - self.holes):
-            before = self.others.get(entry) or self._sealed(entry)
+            before = self.others.get(entry) or self._former(entry)
             self.others[entry] = (place, size)
             self.others_low, self.others_high = min(self.others_low, entry), max(self.others_high, entry)
             return before
@@ -108,13 +109,22 @@ class EntryIndex:
         else:
             self.holes -= 1
             before = self.others.pop(entry, NOWHERE) if self.others else NOWHERE
-            before = before if before[0] else self._sealed(entry)
+            before = before if before[0] else self._former(entry)
         self.places[at] = place
         self.sizes[at] = size
         return before
 
-    def _sealed(self, entry: int) -> tuple[int, int]:
-        return self.sealed.find(entry) if entry <= self.sealed_last and self.sealed is not None else NOWHERE
+    # docs/protocol.md B40
+    def _former(self, entry: int) -> tuple[int, int]:
+        """Return the place and the size of the copy in full segments, or NOWHERE if there is none. Also return NOWHERE
+        if the disk cannot be read now: the new copy is on disk and must be shown. The older one then still counts as
+        needed."""
+        if entry > self.sealed_last or self.sealed is None:
+            return NOWHERE
+        try:
+            return self.sealed.find(entry)
+        except OSError:
+            return NOWHERE
 
     def has_sealed(self, sealed: Sealed) -> None:
         """Also find entries in `sealed` from now on, up to its current last entry."""

@@ -59,6 +59,7 @@ class Segment:
         "live",
         "salt",
         "seed",
+        "superseded",
         "touched",
     )
 
@@ -81,6 +82,9 @@ class Segment:
         """Bytes of entries that are still needed, by ledger. Counted when the segment is full."""
         self.touched: set[int] = set()
         """Ledgers with any record in the segment, including dropped ones."""
+        self.superseded: dict[int, list[tuple[int, int]]] = {}
+        """For each ledger, the older segments with copies that its entries here have replaced, and the bytes of these
+        copies. Set when the segment is full."""
         self.dropped: set[int] = set()
         """Ledgers that were gone when the segment was full, or were dropped in it and exist again. Set when the segment
         is full."""

@@ -261,6 +261,7 @@ class Reclaimer:
             self._fact(RecordKind.TOMBSTONE, 0, ledger, b"")
         elif any(ledger in each.touched for each in self._inventory.segments.values() if each.file < segment.file):
             self._fact(RecordKind.DROPPED, 0, ledger, b"")  # older records of it still exist
+            self._inventory.drop(ledger, tombstone=False)  # also for the checkpoint, if the ledger is created again
 
     def _fact(self, kind: RecordKind, flags: int, ledger: int, body: bytes) -> None:
         self._journal.append(kind, flags, ledger, -1, body, use=Use.FACT)

@@ -162,11 +162,18 @@ class Feeds:
         return found[0] if found is not None else None
 
     async def cursor(
-        self, partition: PartitionId, after: int | None, interest: Interest, wake: Callable[[], None]
+        self,
+        partition: PartitionId,
+        after: int | None,
+        interest: Interest,
+        wake: Callable[[], None],
+        *,
+        with_handovers: bool = False,
     ) -> FeedCursor:
         """Return a cursor on the changes after sequence `after`, or after the current end of the log if `after` is
-        None. `wake` is called when there are new entries. Raises PositionTrimmed, Unavailable, MetadataError, and
-        InvalidRequest if the log has not reached `after`."""
+        None. `wake` is called when there are new entries. `with_handovers` is True for a reader that also needs the
+        records right behind `after`. Raises PositionTrimmed, Unavailable, MetadataError, and InvalidRequest if the log
+        has not reached `after`."""
         async with self._joining(partition) as tail:
             if after is not None and after > tail.seq:
                 await self._check_reached(partition, after)
@@ -175,8 +182,10 @@ class Feeds:
             elif after > tail.floor_seq:
                 position, seq = _in_window(tail, after), Seq(after)
             else:
-                position, seq = await self._behind(partition, after), Seq(after)
-            return FeedCursor(tail, self._logs, self._turns, interest, wake, position, seq)
+                position, seq = await self._behind(partition, after, with_handovers=with_handovers), Seq(after)
+            return FeedCursor(
+                tail, self._logs, self._turns, interest, wake, position, seq, with_handovers=with_handovers
+            )
 
     async def _check_reached(self, partition: PartitionId, after: int) -> None:
         """Check that the log has reached the reader's position. Another server may have issued the position before
@@ -196,11 +205,12 @@ class Feeds:
                 "another cluster"
             )
 
-    async def _behind(self, partition: PartitionId, after: int) -> Position:
+    # docs/protocol.md F6
+    async def _behind(self, partition: PartitionId, after: int, *, with_handovers: bool) -> Position:
         """Return the position right before the last entry that begins at or before `after`, because that entry may
         contain changes after it."""
         found = await self._search(partition, lambda payload: first_seq_of(payload) <= after)
-        oldest = oldest_of(found)
+        oldest = oldest_of(found, with_handovers=with_handovers)
         if not found.listed.ledgers and not after and await self._never_logged(partition):
             return found.position
         if after < oldest or oldest < 0:
@@ -218,7 +228,7 @@ class Feeds:
             if found.payload is None and oldest_of(found) != 0:
                 raise PositionTrimmed(partition, 0, oldest_of(found))
             position, seq, _ = end_of(found)
-            return FeedCursor(tail, self._logs, self._turns, interest, wake, position, seq)
+            return FeedCursor(tail, self._logs, self._turns, interest, wake, position, seq, with_handovers=True)
 
     async def _search(self, partition: PartitionId, is_before: Callable[[bytes], bool]) -> SeekResult:
         try:

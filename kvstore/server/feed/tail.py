@@ -198,6 +198,8 @@ class FeedCursor:
         wake: Callable[[], None],
         position: Position,
         seq: Seq,
+        *,
+        with_handovers: bool,
     ) -> None:
         self.partition = tail.partition
         self.interest = interest
@@ -213,6 +215,8 @@ class FeedCursor:
         self._reader: TailReader | None = None
         self._has_jumped = False
         """True if the log reader is at another position."""
+        self._with_handovers = with_handovers
+        """True if the reader also needs records that have no sequence of their own."""
         tail.join(self)
 
     @property
@@ -310,8 +314,10 @@ class FeedCursor:
             found = await self._logs.seeker.end(self.partition)
         except StoreError as error:
             raise Unavailable(f"partition {self.partition}: its log is being trimmed: {error}") from error
-        if self.seq < oldest_of(found) or not found.listed.ledgers:
-            raise PositionTrimmed(self.partition, self.seq, oldest_of(found))
+        oldest, end = oldest_of(found, with_handovers=self._with_handovers), found.listed.trimmed_end
+        has_all = self.seq >= oldest or (end is not None and self.position >= Position(end.ledger, end.entry))
+        if not has_all or not found.listed.ledgers:
+            raise PositionTrimmed(self.partition, self.seq, oldest)
         self.position = Position(found.listed.ledgers[0].id, NO_ENTRY)
 
     async def _stop_reading(self) -> None:
@@ -325,6 +331,11 @@ class FeedCursor:
         await self._stop_reading()
 
 
-def oldest_of(found: SeekResult) -> int:
-    """Return the lowest sequence after which nothing was trimmed, or −1 if the log was removed."""
-    return max(0, found.listed.trimmed_seq - 1) if found.listed.ledgers else -1
+# docs/protocol.md F6
+def oldest_of(found: SeekResult, *, with_handovers: bool = False) -> int:
+    """Return the lowest sequence after which no change was trimmed, or −1 if the log was removed. With
+    `with_handovers`, no record right behind that sequence was trimmed either."""
+    if not found.listed.ledgers:
+        return -1
+    oldest = max(0, found.listed.trimmed_seq - 1)
+    return oldest + 1 if with_handovers and oldest else oldest

@@ -129,7 +129,7 @@ class Watch:
         if time_ms is not None:
             cursor = await self._feeds.cursor_at(partition, time_ms, self._interest, self.wake)
         else:
-            cursor = await self._feeds.cursor(partition, after, self._interest, self.wake)
+            cursor = await self._feeds.cursor(partition, after, self._interest, self.wake, with_handovers=True)
             if after is None and seen:
                 cursor.seq = max(cursor.seq, type(cursor.seq)(seen.get(partition, 0)))
         self._cursors[partition] = cursor

@@ -123,7 +123,7 @@ def _all_live() -> None:
 
 @mutant("adds without looking up the replaced copy in index files")
 def _blind_adds() -> None:
-    replace(entry_index.EntryIndex, "_sealed", lambda _original: lambda self, entry: (0, 0))
+    replace(entry_index.EntryIndex, "_former", lambda _original: lambda self, entry: (0, 0))
 
 
 @mutant("does not list the segment that a start has begun")

@@ -316,6 +316,81 @@ def test_ledger_created_again_gets_no_records_of_the_dropped_one(
     run(world, again())
 
 
+# docs/protocol.md B22
+def test_start_counts_no_copies_that_entries_of_a_removed_segment_had_replaced(
+    world: SimWorld, meta: Metadata, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the segments with these copies would not be sparse again until their ledgers are deleted."""
+    live: dict[int, int] = {}
+
+    async def scenario() -> None:
+        store = await opened(world, meta)
+        for lac in (0, 1):
+            for entry in range(9):
+                await store.shelf.add(KEPT, entry, b"k" * 340, lac=lac, recovery=True)
+        for entry in range(30):
+            await store.shelf.add(GONE, entry, b"g" * 340)
+        delete(meta, GONE)
+        await store.reclaimer.drop_deleted()
+        sparse = store.reclaimer._sparse
+        monkeypatch.setattr(store.reclaimer, "_sparse", lambda: [each for each in sparse() if each.file != 1])
+        inventory = store.shelf.storage.inventory
+        assert inventory.segments[1].live_bytes == 0
+        assert 3 in await store.reclaimer.free_segments(), "it has newer copies of entries in the first two segments"
+        for entry in range(9):
+            await store.shelf.add(FENCED, entry, b"f" * 340)
+        live.update({file: each.live_bytes for file, each in inventory.segments.items() if file < 3})
+        assert list(live) == [1, 2]
+
+    async def again() -> None:
+        store = await opened(world, meta)
+        there = store.shelf.storage.inventory.segments
+        assert {file: each.live_bytes for file, each in there.items() if file < 3} == live
+        assert 1 in await store.reclaimer.free_segments()
+
+    run(world, scenario())
+    crash(world)
+    run(world, again())
+
+
+# docs/protocol.md B10
+@pytest.mark.parametrize("is_full", [True, False], ids=["checkpoint", "records"])
+def test_drop_that_reclaim_writes_again_comes_before_the_later_ledger(
+    world: SimWorld, meta: Metadata, is_full: bool
+) -> None:
+    """The first segment keeps records of the dropped ledger. The ledger is created again in the segment to which
+    reclaim has written the drop."""
+
+    async def scenario() -> None:
+        store = await opened(world, meta)
+        for entry in range(7):
+            await store.shelf.add(KEPT, entry, b"k" * 340)
+            await store.shelf.add(GONE, entry, b"g")
+        delete(meta, GONE)
+        await store.reclaimer.drop_deleted()
+        for entry in range(7, 15):
+            await store.shelf.add(FENCED, entry, b"x" * 340)
+        delete(meta, FENCED)
+        await store.reclaimer.drop_deleted()
+        assert await store.reclaimer.free_segments() == [2]
+        meta.known[GONE] = metadata(GONE)
+        assert await store.shelf.add(GONE, 0, b"new") is Status.OK
+        written = store.shelf.storage.journal.open_group.segment
+        entry = 7
+        while is_full and store.shelf.storage.journal.open_group.segment is written:
+            entry += 1
+            await store.shelf.add(KEPT, entry, b"k" * 340)
+
+    async def again() -> None:
+        store = await opened(world, meta)
+        assert await store.shelf.payload(GONE, 0) == b"new"
+        assert await store.shelf.entries(GONE) == (Status.OK, [(0, 1)])
+
+    run(world, scenario())
+    crash(world)
+    run(world, again())
+
+
 def test_crash_during_a_reclaim_loses_nothing(world: SimWorld, meta: Metadata, seed: int) -> None:
     logs: list[OpLog] = []
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from math import inf
 
 import pytest
@@ -68,10 +68,14 @@ async def test_caller_that_stops_waiting_keeps_no_slot() -> None:
     await engine.close()
 
 
+CALLERS = 50
+
+
 class Threads:
     """Callers of a blocking client whose partition has no free slot, in order of arrival."""
 
-    def __init__(self) -> None:
+    def __init__(self, threads: ThreadPoolExecutor) -> None:
+        self._threads = threads
         self.engine = BlockingEngine(library_env("test"), ClientConfig(endpoints=("127.0.0.1:1",)))
         self.engine._read_at = self.engine.env.clock.now() + PATIENCE_S  # prevents topology reads
         self.numbering = self.engine.seen.numberings["p1"]
@@ -81,14 +85,12 @@ class Threads:
         assert all(map(self.numbering.begin, self.in_flight))
         self.begun: list[ClientOperation] = []
         self.failures: list[StoreError] = []
-        self._threads: list[threading.Thread] = []
 
     def come(self, timeout_s: float = PATIENCE_S) -> ClientOperation:
         operation = operations.get(b"k")
         operation.partition = "p1"
         waiting = len(self.engine._admission.waiting.get(self.numbering, ()))
-        self._threads.append(threading.Thread(target=self._begin, args=(operation, timeout_s), daemon=True))
-        self._threads[-1].start()
+        self._threads.submit(self._begin, operation, timeout_s)
         if timeout_s:
             wait_until_blocking(lambda: len(self.engine._admission.waiting[self.numbering]) > waiting)
         return operation
@@ -104,20 +106,13 @@ class Threads:
     def end_one(self) -> None:
         self.engine._admission.end([self.in_flight.pop()])
 
-    def close(self) -> None:
-        self.engine.close()
-        for thread in self._threads:
-            thread.join(PATIENCE_S)
-            assert not thread.is_alive()
-
 
 @contextmanager
 def threads() -> Iterator[Threads]:
-    made = Threads()
-    try:
-        yield made
-    finally:
-        made.close()
+    with ThreadPoolExecutor(CALLERS) as pool:
+        made = Threads(pool)
+        with closing(made.engine):
+            yield made
 
 
 def test_waiting_threads_wake_one_by_one_in_order_of_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +124,7 @@ def test_waiting_threads_wake_one_by_one_in_order_of_arrival(monkeypatch: pytest
         return begin(self, operation)
 
     with threads() as callers:
-        waiting = [callers.come() for _ in range(50)]
+        waiting = [callers.come() for _ in range(CALLERS)]
         monkeypatch.setattr(Numbering, "begin", counted)
         while len(callers.begun) < 20:
             count = len(callers.begun)

@@ -7,6 +7,7 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from math import inf
 from typing import Any, Self
 
@@ -235,21 +236,14 @@ def test_waiting_caller_is_notified_at_once_when_the_session_ends(ends: Callable
     """Its ttl is a day, so a caller that learned of the end by it would wait that long."""
     store = BlockingClient()
     session = Session(store, b"t", ttl_s=86_400.0).open()  # type: ignore[arg-type]
-    heard: list[BaseException] = []
-
-    def wait() -> None:
-        try:
-            Lock(session, b"l").acquire()
-        except SessionEnded as error:
-            heard.append(error)
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    store.watched.wait()
-    assert not [each for each in threading.enumerate() if isinstance(each, threading.Timer)], "a thread for each wait"
-    ends(session)
-    waiting.join()
-    assert len(heard) == 1
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(Lock(session, b"l").acquire)
+        store.watched.wait()
+        timers = [each for each in threading.enumerate() if isinstance(each, threading.Timer)]
+        assert not timers, "a thread for each wait"
+        ends(session)
+        with pytest.raises(SessionEnded):
+            waiting.result()
     assert session._waits == {}
     session.close()
 

@@ -9,8 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from typing import Any
+from contextlib import closing, suppress
 
 import pytest
 
@@ -28,6 +27,7 @@ from kvstore.env.library_env import library_env
 from kvstore.errors import OutcomeUnknown, StoreError, Unavailable
 from kvstore.limits import CLIENT_BYTES
 from kvstore.proto import kv_pb2
+from tests.beside import beside, in_time
 from tests.client.blocking.test_link import NOBODY, answers, link_to, read
 from tests.client.interruptions import interruptions
 from tests.client.model import ModelCluster
@@ -45,16 +45,6 @@ def servers() -> Iterator[Servers]:
 def client(servers: Servers) -> Iterator[Client]:
     with Client(servers.patient_url) as opened:
         yield opened
-
-
-def in_time(call: Callable[[], Any]) -> Any:
-    """Make a call in its own thread, so that a call that hangs does not block the test."""
-    outcome: list[Any] = []
-    thread = threading.Thread(target=lambda: outcome.append(call()), daemon=True)
-    thread.start()
-    thread.join(2 * PATIENCE_S)
-    assert outcome, "the call hangs, or has failed"
-    return outcome[0]
 
 
 CALLS: dict[str, Callable[[Client], object]] = {
@@ -170,14 +160,13 @@ def test_client_replaces_a_link_whose_sender_hangs(client: Client, monkeypatch: 
         with pytest.raises(StoreError):
             client.get(b"k", timeout_s=0.1)
 
-    hung = threading.Thread(target=hang, daemon=True)
-    hung.start()
-    assert server.hangs.wait(PATIENCE_S)
-    in_time(lambda: client.get(b"k"))
-    assert client.statistics()["link_breaks"] >= 1
-    hung.join(PATIENCE_S)
-    assert not hung.is_alive(), "its caller uses our clock, not gRPC's"
-    server.released.set()
+    try:
+        with beside(lambda _: hang()):  # its caller uses our clock, not gRPC's
+            assert server.hangs.wait(PATIENCE_S)
+            in_time(lambda: client.get(b"k"))
+            assert client.statistics()["link_breaks"] >= 1
+    finally:
+        server.released.set()
 
 
 def test_topology_is_read_again_when_its_reader_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,14 +182,15 @@ def test_topology_is_read_again_when_its_reader_hangs(monkeypatch: pytest.Monkey
     engine = BlockingEngine(library_env("test"), ClientConfig(endpoints=(NOBODY,), connect_timeout_s=0.05))
     engine._links[NOBODY] = first = link_to(None)
     engine.routing._ranges = [0], ["p1"]  # a topology is known
-    threading.Thread(target=engine._read_topology, daemon=True).start()
-    wait_until_blocking(lambda: asked == [first] and engine._reader is not None and engine._reader[1] is first)
-    assert engine._read_topology(0.0) is None, "another caller reads it"
-    wait_until_blocking(lambda: engine._reader is not None and SystemClock().now() > engine._reader[0])
-    engine._read_topology(0.0)
-    assert first.is_broken
-    released.set()
-    engine.close()
+    with closing(engine), beside(lambda _: engine._read_topology()):
+        try:
+            wait_until_blocking(lambda: asked == [first] and engine._reader is not None and engine._reader[1] is first)
+            assert engine._read_topology(0.0) is None, "another caller reads it"
+            wait_until_blocking(lambda: engine._reader is not None and SystemClock().now() > engine._reader[0])
+            engine._read_topology(0.0)
+            assert first.is_broken
+        finally:
+            released.set()
 
 
 def test_operations_of_a_hung_worker_free_their_slots(monkeypatch: pytest.MonkeyPatch) -> None:

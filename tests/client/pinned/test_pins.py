@@ -40,6 +40,7 @@ from kvstore.ring.hashing import MURMUR3
 from kvstore.rpc.login import Login
 from kvstore.rpc.status import DETAILS_KEY, details_of
 from kvstore.types import EntryId, LedgerId, Position
+from tests.beside import beside
 from tests.waiting import PATIENCE_S
 
 KEYS = sorted((b"key%d" % number for number in range(40)), key=partial(rows.data_key, MURMUR3))
@@ -52,7 +53,7 @@ NOBODY = "127.0.0.1:9"
 class Replica(data_pb2_grpc.DataServicer, feed_pb2_grpc.FeedServicer):
     """Returns pages of four keys, and fails after `good` of them."""
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self, threads: ThreadPoolExecutor, port: int = 0) -> None:
         self.good, self.failure = 1_000, StoreError("")
         self.heal = False
         """True to fail only once."""
@@ -63,7 +64,7 @@ class Replica(data_pb2_grpc.DataServicer, feed_pb2_grpc.FeedServicer):
         self.clusters: list[str] = []
         """Clusters that requests were meant for."""
         self.pinned = data_pb2.PinResponse(id="x", deadline_ms=1, ring_version=1)
-        self._server = grpc.server(ThreadPoolExecutor(4))
+        self._server = grpc.server(threads)
         data_pb2_grpc.add_DataServicer_to_server(self, self._server)
         feed_pb2_grpc.add_FeedServicer_to_server(self, self._server)
         self.address = f"127.0.0.1:{self._server.add_insecure_port(f'127.0.0.1:{port}')}"
@@ -121,8 +122,14 @@ def _abort(context: Any, error: StoreError) -> None:
 
 
 @pytest.fixture
-def replicas() -> Iterator[list[Replica]]:
-    made = [Replica() for _ in range(3)]
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(12) as threads:
+        yield threads
+
+
+@pytest.fixture
+def replicas(threads: ThreadPoolExecutor) -> Iterator[list[Replica]]:
+    made = [Replica(threads) for _ in range(3)]
     yield made
     for each in made:
         each.close()
@@ -154,9 +161,9 @@ class Pages(Replica):
 
     COUNT = 96
 
-    def __init__(self) -> None:
+    def __init__(self, threads: ThreadPoolExecutor) -> None:
         self.given = 0
-        super().__init__()
+        super().__init__(threads)
 
     def ReadPinned(self, request: data_pb2.ReadPinnedRequest, context: Any) -> Iterator[data_pb2.PinnedPage]:
         row = rows.encode_record(bytes(1 << 20), 1, 1, 1, 0)
@@ -259,7 +266,9 @@ def test_permanent_error_is_not_retried_at_other_replicas(replicas: list[Replica
     assert replicas[1].requests == []
 
 
-def test_stream_that_ends_before_the_last_page_is_not_the_end(replicas: list[Replica]) -> None:
+def test_stream_that_ends_before_the_last_page_is_not_the_end(
+    replicas: list[Replica], threads: ThreadPoolExecutor
+) -> None:
     whole: Callable[..., Iterator[data_pb2.PinnedPage]] = replicas[0].ReadPinned
 
     def cut(request: data_pb2.ReadPinnedRequest, context: Any) -> Iterator[data_pb2.PinnedPage]:
@@ -267,7 +276,7 @@ def test_stream_that_ends_before_the_last_page_is_not_the_end(replicas: list[Rep
 
     broken = Replica.__new__(Replica)
     broken.ReadPinned = cut  # type: ignore[method-assign]
-    server = grpc.server(ThreadPoolExecutor(1))
+    server = grpc.server(threads)
     data_pb2_grpc.add_DataServicer_to_server(broken, server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
@@ -327,15 +336,13 @@ def test_ended_pin_is_reported_although_a_server_is_down(replicas: list[Replica]
     assert renew_pin(f"kv://{NOBODY},{replicas[0].address},{replicas[2].address}", "pin", ttl_s=1) == 7
 
 
-def test_starting_server_is_waited_for() -> None:
+def test_starting_server_is_waited_for(threads: ThreadPoolExecutor) -> None:
     """A refused connection fails at once. With one address, such as a load balancer's, each restart ended all jobs."""
     port, late = free_port(), list[Replica]()
-    timer = threading.Timer(0.3, lambda: late.append(Replica(port)))
-    timer.start()
     try:
-        assert renew_pin(f"127.0.0.1:{port}", "pin", ttl_s=1, timeout_s=PATIENCE_S) == 7
+        with beside(lambda over: (over.wait(0.3), late.append(Replica(threads, port)))):
+            assert renew_pin(f"127.0.0.1:{port}", "pin", ttl_s=1, timeout_s=PATIENCE_S) == 7
     finally:
-        timer.join()
         late[0].close()
 
 
@@ -420,9 +427,9 @@ def _fields(split: Split) -> dict[str, Any]:
     return {name: getattr(split, name) for name in Split.__slots__}
 
 
-def test_slow_reader_has_few_pages_buffered() -> None:
+def test_slow_reader_has_few_pages_buffered(threads: ThreadPoolExecutor) -> None:
     """gRPC would buffer more and more of them."""
-    replica, ahead = Pages(), 0
+    replica, ahead = Pages(threads), 0
     try:
         for number, _ in enumerate(read_pinned(split_of([replica])), 1):
             if number in (32, 56, 80):

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from http.client import HTTPSConnection
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvstore.devcluster.local import secure_folder
 from kvstore.devcluster.secure_folder import SecureFolder
+from tests.beside import beside
 from tests.cluster.harness import Cluster
 from tests.source import ROOT
 from tests.waiting import PATIENCE_S
@@ -124,25 +125,15 @@ def attacked(cluster: Cluster) -> Iterator[None]:
 
 
 class Repeated:
-    """Calls of one function in a thread until the end of the `with`, with their durations and failures."""
+    """Calls of one function again and again, with their durations and failures."""
 
     def __init__(self, call: Callable[[], object], rest_s: float) -> None:
         self._call, self._rest_s = call, rest_s
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run)
         self.took_s: list[float] = []
         self.failed: list[Exception] = []
 
-    def __enter__(self) -> Repeated:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join(2 * PATIENCE_S)
-
-    def _run(self) -> None:
-        while not self._over.wait(self._rest_s):
+    def run(self, over: threading.Event) -> None:
+        while not over.wait(self._rest_s):
             began = time.monotonic()
             try:
                 self._call()
@@ -173,7 +164,7 @@ def counted(cluster: Cluster, node: str, name: str) -> float:
 
 
 class Load:
-    """The load before and during the attack, until the end of the `with`."""
+    """The load before and during the attack."""
 
     def __init__(self, cluster: Cluster, client: redis.Redis) -> None:
         def newcomer() -> None:
@@ -187,12 +178,8 @@ class Load:
             "readyz": Repeated(lambda: probe(cluster, "/readyz"), 0.3),
             "grpc health": Repeated(lambda: probe_grpc(cluster), 0.3),
         }
-        self._stack = ExitStack()
 
-    def __enter__(self) -> Load:
-        for each in (self.gets, *self.others.values()):
-            self._stack.enter_context(each)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+    @contextmanager
+    def running(self) -> Iterator[Load]:
+        with beside(*(each.run for each in (self.gets, *self.others.values()))):
+            yield self

@@ -52,7 +52,7 @@ def test_attack_on_every_endpoint_stops_no_client_no_probe_and_no_takeover(clust
         before = {each: counted(cluster, each, HANDSHAKES) for each in cluster.ids}
         with attacked(cluster):
             end = time.monotonic() + ATTACK_S
-            with Load(cluster, client) as load:
+            with Load(cluster, client).running() as load:
                 until(cluster, end - ATTACK_S / 2)
                 cluster.wait_until(lambda: len(load.gets.took_s) >= len(KEYS), "every key is read before the takeover")
                 failed = list(load.gets.failed)  # later calls wait for the takeover

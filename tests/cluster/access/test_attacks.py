@@ -11,6 +11,7 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from kvstore.proto.bookkeeper import Status
 from kvstore.rpc.channels import open_channel
 from kvstore.rpc.login import Login
 from kvstore.server.access.logins import FAILURES_MAX
+from tests.beside import beside
 from tests.cluster.harness import Cluster
 from tests.cluster.test_safe_by_default import PASSWORD, command, founded, redis_of, secured, url_of
 from tests.cluster.test_tls import Secured, greeted_as_n1
@@ -318,29 +320,26 @@ class Speaker:
 
 
 class Guessers:
-    """Clients at many addresses that guess passwords as fast as they get replies, until the end of the `with`."""
+    """Clients at many addresses that guess passwords as fast as they get replies."""
 
     def __init__(self, secured: Secured, node: str) -> None:
         self._secured, self._node = secured, node
         self._over = threading.Event()
         self._speakers: list[Speaker] = []
         self.answers: list[bytes] = []
-        self._threads = [threading.Thread(target=self._guess, args=(f"127.0.1.{n + 1}",)) for n in range(GUESSERS)]
 
-    def __enter__(self) -> Guessers:
-        for each in self._threads:
-            each.start()
-        return self
+    @contextmanager
+    def running(self) -> Iterator[Guessers]:
+        with beside(*(partial(self._guess, f"127.0.1.{n + 1}") for n in range(GUESSERS))):
+            try:
+                yield self
+            finally:
+                self._over.set()
+                for one in self._speakers:
+                    with suppress(OSError):  # whose guess waits for its turn need not have it
+                        socket.socket.shutdown(one.connection, socket.SHUT_RDWR)
 
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        for one in self._speakers:
-            with suppress(OSError):  # whose guess waits for its turn need not have it
-                socket.socket.shutdown(one.connection, socket.SHUT_RDWR)
-        for each in self._threads:
-            each.join(PATIENCE_S)
-
-    def _guess(self, address: str) -> None:
+    def _guess(self, address: str, _: threading.Event) -> None:
         number = 0
         with closing(Speaker(self._secured, self._node, address)) as one:
             one.connection.settimeout(None)  # until the end of the `with`
@@ -380,7 +379,7 @@ def test_password_guessing_fails_and_does_not_delay_other_users(founded: Secured
     before = counted(founded, "n1", "kvstore_server_logins_limited_total")
     with redis_of(founded, "n1", username="data", password=PASSWORD) as known:
         known.set("during", "0")
-        with Guessers(founded, "n1") as guessers:
+        with Guessers(founded, "n1").running() as guessers:
             cluster.wait_until(lambda: guessers.answers, "they guess", PATIENCE_S)
             for number in range(50):
                 known.set("during", str(number))

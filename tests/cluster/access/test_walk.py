@@ -170,7 +170,7 @@ def a_new_certificate(walk: Walk, part: Part) -> None:
     cluster = secured.cluster
     endpoints = [(node, endpoint) for node in cluster.ids for endpoint in ("resp", "grpc", "http")]
     before = {each: serial_of(secured, *each) for each in endpoints}
-    with Load(secured, "acme", walk.password("acme"), b"acme/load-") as load:
+    with Load(secured, "acme", walk.password("acme"), b"acme/load-").running() as load:
         cluster.wait_until(lambda: load.has_gone_on([0, 0]), "work begins")
         walk.do(step)
         for each in endpoints:

@@ -6,8 +6,8 @@ import asyncio
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from math import inf
 from pathlib import Path
 
@@ -268,12 +268,10 @@ def test_coordination_in_threads(cluster: Cluster) -> None:
         token = mine.acquire()
         with pytest.raises(NotInTime):
             other.acquire(timeout_s=0.3)
-        got: list[int] = []
-        waiting = threading.Thread(target=lambda: got.append(other.acquire(timeout_s=PATIENCE_S)))
-        waiting.start()
-        assert mine.release()
-        waiting.join()
-        assert got[0] > token
+        with ThreadPoolExecutor(1) as threads:
+            waiting = threads.submit(other.acquire, timeout_s=PATIENCE_S)
+            assert mine.release()
+            assert waiting.result() > token
         assert other.is_held
         first.put(b"mine", b"1")
         election, group = Election(first, b"e", b"A"), Group(second, b"g")

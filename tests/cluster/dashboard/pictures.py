@@ -8,13 +8,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from random import Random
 
 from kvstore.client import Client
 from kvstore.errors import StoreError
+from tests.beside import beside
 from tests.browser import LEGEND, tab_of
 from tests.cluster.dashboard.scenes import KEYS, SCENES, Shown
 from tests.cluster.harness import TIMEOUT_S, Cluster, running_cluster
@@ -38,30 +38,18 @@ async def take(cluster: Cluster, shown: Shown, place: Path, *, is_dark: bool) ->
         await tab.picture(place, is_dark=is_dark)
 
 
-@contextmanager
-def load(cluster: Cluster) -> Iterator[None]:
-    """Read and write keys at a rate that varies, one of them often, in the block."""
-    done = threading.Event()
-
-    def work() -> None:
-        random = Random(1)
-        with Client(cluster.url) as client:
-            while not done.is_set():
-                pause_s, until = random.uniform(*PAUSES_S), time.monotonic() + STEP_S
-                while time.monotonic() < until and not done.wait(pause_s):
-                    key = b"cart" if random.random() < HOT else b"k%d" % random.randrange(KEYS)
-                    try:
-                        client.put(key, random.randbytes(200)) if random.random() < WRITES else client.get(key)
-                    except StoreError:  # a scene has stopped what serves the key
-                        continue
-
-    worker = threading.Thread(target=work)
-    worker.start()
-    try:
-        yield
-    finally:
-        done.set()
-        worker.join()
+def load(cluster: Cluster, over: threading.Event) -> None:
+    """Read and write keys at a rate that varies, one of them often."""
+    random = Random(1)
+    with Client(cluster.url) as client:
+        while not over.is_set():
+            pause_s, until = random.uniform(*PAUSES_S), time.monotonic() + STEP_S
+            while time.monotonic() < until and not over.wait(pause_s):
+                key = b"cart" if random.random() < HOT else b"k%d" % random.randrange(KEYS)
+                try:
+                    client.put(key, random.randbytes(200)) if random.random() < WRITES else client.get(key)
+                except StoreError:  # a scene has stopped what serves the key
+                    continue
 
 
 def main() -> None:
@@ -72,7 +60,7 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory,
         running_cluster(Path(directory) / "cluster") as cluster,
-        load(cluster),
+        beside(partial(load, cluster)),
     ):
         loaded = time.monotonic() + LOADED_S
         cluster.wait_until(lambda: time.monotonic() > loaded, "the charts have points", 2 * LOADED_S)

@@ -17,7 +17,7 @@ from kvstore.env.liveness.watchdog import NOT_LIVE
 from kvstore.meta.address import MetadataKind
 from tests.cluster.hanging.faults import blocked_loop, frozen, may_freeze, mounted
 from tests.cluster.harness import Cluster, running_cluster
-from tests.cluster.pulse import Pulse
+from tests.cluster.pulse import Pulse, pulsing
 from tests.cluster.test_kill import Counter, counting, wait_going_on, wait_led_for_good
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
@@ -74,7 +74,7 @@ def judge(counters: dict[str, Counter], pulse: Pulse) -> None:
 
 # docs/protocol.md P45
 def test_others_lead_within_ten_seconds_when_an_event_loop_is_blocked(cluster: Cluster) -> None:
-    with Pulse() as pulse, counting(cluster, "loop", *OTHERS) as counters:
+    with pulsing() as pulse, counting(cluster, "loop", *OTHERS) as counters:
         before = failures(cluster)
         try:
             with blocked_loop(cluster.pid(VICTIM)):
@@ -94,7 +94,7 @@ def test_others_lead_within_ten_seconds_when_an_event_loop_is_blocked(cluster: C
 def test_others_lead_within_ten_seconds_when_a_disk_hangs(cluster: Cluster) -> None:
     if not may_freeze():
         pytest.skip("only root can freeze a file system")
-    with Pulse() as pulse, counting(cluster, "disk", *OTHERS) as counters:
+    with pulsing() as pulse, counting(cluster, "disk", *OTHERS) as counters:
         before = failures(cluster)
         with frozen(cluster.directory / "data" / VICTIM):
             cluster.wait_until(lambda: failures(cluster) > before, "the node gives its session up")
@@ -122,7 +122,7 @@ def test_leader_keeps_serving_when_nobody_reads_its_log(cluster: Cluster) -> Non
         try:
             cluster.wait_ready(VICTIM)
             wait_led_for_good(cluster)
-            with Pulse() as pulse, counting(cluster, "log", *OTHERS) as counters:
+            with pulsing() as pulse, counting(cluster, "log", *OTHERS) as counters:
                 wait_going_on(cluster, counters)
             judge(counters, pulse)
             cluster.wait_until(lambda: is_live(cluster), "the node has a session")

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from kvstore.client import Client
+from tests.beside import beside
 from tests.cluster.harness import Cluster, running_cluster
 from tests.pages import Line, blocks
 from tests.source import ROOT
@@ -97,29 +98,27 @@ def test_each_node_serves_each_key_at_each_endpoint(cluster: Cluster) -> None:
     assert [each["key"] for each in page["items"]] == sorted(f"k/{number}" for number in range(12))
 
 
-class Reader(threading.Thread):
+class Reader:
     """Follows a key from node to node, and continues after the last event."""
 
     def __init__(self, cluster: Cluster, key: str) -> None:
-        super().__init__(name="reader", daemon=True)
         self.shown: list[int] = []
         """Versions that the reader was shown."""
         self.has_begun = threading.Event()
         self.connections = 0
         self._cluster, self._key = cluster, key
         self._last_id = ""
-        self._over = threading.Event()
 
-    def run(self) -> None:
+    def run(self, over: threading.Event) -> None:
         nodes = self._cluster.ids
-        while not self._over.is_set():
+        while not over.is_set():
             node = nodes[self.connections % len(nodes)]
             self.connections += 1
             with suppress(*GONE):
-                self._follow(node)
-            self._over.wait(0.1)
+                self._follow(node, over)
+            over.wait(0.1)
 
-    def _follow(self, node: str) -> None:
+    def _follow(self, node: str, over: threading.Event) -> None:
         connection = HTTPConnection(*self._cluster.address(node, "http"), timeout=5)
         try:
             headers = {"Last-Event-ID": self._last_id} if self._last_id else {}
@@ -128,7 +127,7 @@ class Reader(threading.Thread):
             if answer.status != 200:
                 return
             event: dict[str, str] = {}
-            while not self._over.is_set() and (line := answer.readline()):
+            while not over.is_set() and (line := answer.readline()):
                 name, _, value = line.decode().rstrip("\n").partition(": ")
                 if name:
                     event[name] = value
@@ -141,11 +140,6 @@ class Reader(threading.Thread):
                 event = {}
         finally:
             connection.close()
-
-    def finish(self) -> None:
-        self._over.set()
-        self.join(PATIENCE_S)
-        assert not self.is_alive(), "each line that it waits for comes soon"
 
 
 def increment(cluster: Cluster, first: int, sequence: int, seen: str) -> dict[str, Any]:
@@ -182,8 +176,7 @@ def test_writes_are_applied_and_watched_once_when_a_leader_is_killed(cluster: Cl
     seen, versions = headers["Kvstore-Time-Ms"], list[int]()
     before = int(headers["ETag"].strip('"'))
     reader = Reader(cluster, "counted")
-    reader.start()
-    try:
+    with beside(reader.run):
         assert reader.has_begun.wait(PATIENCE_S)
         killed = ""
         for sequence in range(1, 41):
@@ -201,8 +194,6 @@ def test_writes_are_applied_and_watched_once_when_a_leader_is_killed(cluster: Cl
         cluster.wait_ready()
         for node in cluster.ids:
             assert ask(cluster, node, "GET", "/v1/keys/counted?level=strict")[:2] == (200, b"40")
-    finally:
-        reader.finish()
 
 
 def partition_of(cluster: Cluster, key: str) -> str:

@@ -12,6 +12,7 @@ import redis
 
 from kvstore.client import Client
 from kvstore.errors import StoreError
+from tests.beside import beside
 from tests.cluster.harness import Cluster, running_cluster
 from tests.cluster.test_tls import Secured
 
@@ -30,23 +31,14 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
 
 
 class Load:
-    """Writes and reads of a Python client in a thread, without TLS until the test switches it on. The client retries
+    """Writes and reads of a Python client, without TLS until the test switches it on. The client retries
     each operation until it is done or has failed."""
 
     def __init__(self, secured: Secured) -> None:
-        self._secured, self._over = secured, threading.Event()
+        self._secured = secured
         self.uses_tls = False
         self.acknowledged: dict[bytes, bytes] = {}
         self.failures: list[Exception] = []
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> Load:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join(120)
 
     def has_gone_on(self, before: int) -> bool:
         return bool(self.failures) or len(self.acknowledged) > before + 20
@@ -57,24 +49,24 @@ class Load:
         self._secured.cluster.wait_until(lambda: self.has_gone_on(before), "work goes on")
         assert self.failures == []
 
-    def _run(self) -> None:
+    def run(self, over: threading.Event) -> None:
         try:
-            while not self._over.is_set():
-                self._use(self.uses_tls)
+            while not over.is_set():
+                self._use(over, uses_tls=self.uses_tls)
         except Exception as error:  # noqa: BLE001 - the test looks at them
             self.failures.append(error)
 
-    def _use(self, uses_tls: bool) -> None:
+    def _use(self, over: threading.Event, *, uses_tls: bool) -> None:
         url = self._secured.url(*self._secured.cluster.ids) if uses_tls else self._secured.cluster.url
         with Client(f"{url}{'&' if uses_tls else '?'}timeout=60s") as client:
-            while not self._over.is_set() and uses_tls == self.uses_tls:
+            while not over.is_set() and uses_tls == self.uses_tls:
                 key = b"key-%d" % len(self.acknowledged)
                 client.put(key, key[::-1])
                 self.acknowledged[key] = key[::-1]
                 found = client.get(key)
                 assert found is not None
                 assert found.value == key[::-1]
-                self._over.wait(REST_S)
+                over.wait(REST_S)
 
 
 def restarted(secured: Secured, node: str, mode: str) -> None:
@@ -100,7 +92,8 @@ def test_switch_from_plain_to_required_tls_under_load_loses_nothing(secured: Sec
     """docs/protocol.md S1"""
     cluster = secured.cluster
     with_tls = {"ssl": True, "ssl_ca_certs": str(secured.ca)}
-    with Load(secured) as load:
+    load = Load(secured)
+    with beside(load.run):
         load.wait_on()
         for node in cluster.ids:
             restarted(secured, node, "prefer")

@@ -4,11 +4,12 @@ or a firewall: connections to the node fail, and connections that the node makes
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Coroutine, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import Any
+
+from tests.beside import beside
 
 
 class Relay:
@@ -92,12 +93,10 @@ class Relays:
 @contextmanager
 def running_relays() -> Iterator[Relays]:
     relays = Relays()
-    thread = threading.Thread(target=relays._loop.run_forever, name="relays", daemon=True)
-    thread.start()
-    try:
-        yield relays
-    finally:
-        for relay in relays._relays.values():
-            relays._loop.call_soon_threadsafe(relay.hang_up)
-        relays._loop.call_soon_threadsafe(relays._loop.stop)
-        thread.join()
+    with beside(lambda _: relays._loop.run_forever()):
+        try:
+            yield relays
+        finally:
+            for relay in relays._relays.values():
+                relays._loop.call_soon_threadsafe(relay.hang_up)
+            relays._loop.call_soon_threadsafe(relays._loop.stop)

@@ -7,13 +7,13 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from tests.beside import beside
 from tests.cluster.harness import Cluster, running_cluster
-from tests.cluster.pulse import Pulse
+from tests.cluster.pulse import pulsing
 from tests.cluster.unfit.test_unreachable_leader import GAP_S_MAX, Writing
 from tests.commands import kvstore
 
@@ -62,9 +62,7 @@ def use_up_inodes(place: Path) -> None:
 def test_leader_without_inodes_is_replaced_in_time_and_status_says_why(cluster: Cluster) -> None:
     cluster.wait_until(lambda: SICK in cluster.leaders().values(), f"{SICK} leads")
     writers = [Writing(cluster, "n2", f"key{number}") for number in range(KEYS)]
-    with Pulse() as pulse, ExitStack() as writing:
-        for each in writers:
-            writing.enter_context(each)
+    with pulsing() as pulse, beside(*(each.run for each in writers)):
         use_up_inodes(cluster.directory / "data" / SICK / "files")
         cluster.wait_led(by_other_than=SICK)
         written = [each.written for each in writers]
@@ -73,7 +71,7 @@ def test_leader_without_inodes_is_replaced_in_time_and_status_says_why(cluster: 
         )
         assert SICK not in cluster.leaders().values(), "it is not handed a lead back"
     for each in writers:
-        pulse.check(each.gap, GAP_S_MAX, each.name)
+        pulse.check(each.gap, GAP_S_MAX, each.key)
 
     def reasons() -> list[str]:
         said = json.loads(kvstore("status", "--json", "--server", cluster.file.node("n2").grpc).stdout)

@@ -7,12 +7,14 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 
 import pytest
 import redis
 
 from kvstore.client import Client, Level
 from tests import forked
+from tests.beside import beside
 from tests.cluster.harness import Cluster, running_cluster
 from tests.cluster.unfit.quota import Quota, compiler_or_none, file_sizes_limited
 from tests.commands import kvstore
@@ -25,20 +27,17 @@ FILE_BYTES = 4096
 REASONS = {"EDQUOT": "the disk quota is exceeded", "EFBIG": "a file would exceed the largest size allowed"}
 
 
-class Writers:
-    """Threads that write their own keys, each through one node, and record the acknowledged writes."""
+class Writes:
+    """Writes keys of its own through each node, and records the acknowledged writes."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self._cluster, self._over = cluster, threading.Event()
+        self._cluster = cluster
         self.acknowledged: dict[str, str] = {}
         self.failed = 0
-        self._threads = [threading.Thread(target=self._write, args=(node,), daemon=True) for node in cluster.ids]
-        for each in self._threads:
-            each.start()
 
-    def _write(self, node: str) -> None:
+    def run(self, over: threading.Event, node: str) -> None:
         client, number = self._cluster.redis(node), 0
-        while not self._over.wait(0.005):
+        while not over.wait(0.005):
             key, value = f"{node}-{number}", f"{number}{VALUE}"
             try:
                 client.set(key, value)
@@ -47,11 +46,6 @@ class Writers:
             else:
                 self.acknowledged[key] = value
             number += 1
-
-    def stop(self) -> None:
-        self._over.set()
-        for each in self._threads:
-            each.join()
 
 
 @pytest.fixture(scope="module", params=["EDQUOT", "EFBIG"])
@@ -78,23 +72,27 @@ def setting(
 def test_nodes_continue_once_their_files_can_grow_again(setting: tuple[Cluster, str, Quota | None]) -> None:
     cluster, kind, quota = setting
     pids = [cluster.pid(node) for node in cluster.ids]
-    writers = Writers(cluster)
-    cluster.wait_until(lambda: len(writers.acknowledged) > 200, "writes")
-    limited: AbstractContextManager[None] = file_sizes_limited(pids, FILE_BYTES) if quota is None else quota.exceeded()
-    with limited:
-        before = dict(writers.acknowledged)
-        cluster.wait_until(lambda: _findings_with(cluster, REASONS[kind]), "status names the reason")
-        cluster.wait_until(lambda: writers.failed > 3, "writes fail")
-        written = len(writers.acknowledged)
-        cluster.wait_until(lambda: writers.failed > 12, "writes fail for a while")
-        _read_stale(cluster, list(before)[:20])
-        assert [cluster.pid(node) for node in cluster.ids if cluster.is_running(node)] == pids, "no process has ended"
-    cluster.wait_until(lambda: len(writers.acknowledged) > written + 200, "writes go on")
-    cluster.wait_ready()
-    cluster.wait_until(lambda: not _findings_with(cluster, REASONS[kind]), "status names it no more")
-    writers.stop()
+    writes = Writes(cluster)
+    with beside(*(partial(writes.run, node=node) for node in cluster.ids)):
+        cluster.wait_until(lambda: len(writes.acknowledged) > 200, "writes")
+        limited: AbstractContextManager[None] = (
+            file_sizes_limited(pids, FILE_BYTES) if quota is None else quota.exceeded()
+        )
+        with limited:
+            before = dict(writes.acknowledged)
+            cluster.wait_until(lambda: _findings_with(cluster, REASONS[kind]), "status names the reason")
+            cluster.wait_until(lambda: writes.failed > 3, "writes fail")
+            written = len(writes.acknowledged)
+            cluster.wait_until(lambda: writes.failed > 12, "writes fail for a while")
+            _read_stale(cluster, list(before)[:20])
+            assert [cluster.pid(node) for node in cluster.ids if cluster.is_running(node)] == pids, (
+                "no process has ended"
+            )
+        cluster.wait_until(lambda: len(writes.acknowledged) > written + 200, "writes go on")
+        cluster.wait_ready()
+        cluster.wait_until(lambda: not _findings_with(cluster, REASONS[kind]), "status names it no more")
     client = cluster.redis("n1")
-    lost = [key for key, value in writers.acknowledged.items() if client.get(key) != value.encode()]
+    lost = [key for key, value in writes.acknowledged.items() if client.get(key) != value.encode()]
     assert lost == []
     assert [cluster.pid(node) for node in cluster.ids if cluster.is_running(node)] == pids, "no process has ended"
 

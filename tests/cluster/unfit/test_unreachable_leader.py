@@ -12,8 +12,9 @@ import pytest
 import redis
 
 from kvstore.meta.address import MetadataKind
+from tests.beside import beside
 from tests.cluster.harness import Cluster, running_cluster
-from tests.cluster.pulse import Pulse
+from tests.cluster.pulse import pulsing
 from tests.cluster.test_kill import wait_led_for_good
 from tests.cluster.unfit.relay import Relays, running_relays
 
@@ -28,23 +29,20 @@ def host_of(node: str) -> str:
     return f"127.0.9.{node.removeprefix('n')}"
 
 
-class Writing(threading.Thread):
-    """Writes one key through one node in the `with` block, and records the longest time without an acknowledgement.
-    A thread that outlived a failed test would write to the next cluster on the same ports."""
+class Writing:
+    """Writes one key through one node, and records the longest time without an acknowledgement."""
 
     def __init__(self, cluster: Cluster, node: str, key: str = "key") -> None:
-        super().__init__(name=f"writing {key}", daemon=True)
-        self._cluster, self._node, self._key = cluster, node, key
-        self._over = threading.Event()
+        self._cluster, self._node, self.key = cluster, node, key
         self.gap = 0.0, 0.0
         """Begin and end of the longest time without an acknowledgement."""
         self.written = 0
 
-    def run(self) -> None:
+    def run(self, over: threading.Event) -> None:
         client, last = self._cluster.redis(self._node), time.monotonic()
-        while not self._over.wait(0.02):
+        while not over.wait(0.02):
             try:
-                client.set(self._key, str(self.written))
+                client.set(self.key, str(self.written))
             except redis.RedisError:
                 pass
             else:
@@ -59,14 +57,6 @@ class Writing(threading.Thread):
         if now - last > ended - began:
             self.gap = last, now
         return now
-
-    def __enter__(self) -> Writing:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self.join()
 
 
 @pytest.fixture(scope="module", params=[MetadataKind.ZOOKEEPER, MetadataKind.ETCD])
@@ -92,7 +82,8 @@ def test_unreachable_leader_is_deposed_in_time_and_stays_deposed(setting: tuple[
     cluster, relays = setting
     leader = wait_led_for_good(cluster)["p1"]  # another leader would hand the lead back meanwhile
     others = [node for node in cluster.ids if node != leader]
-    with Pulse() as pulse, Writing(cluster, others[0]) as writing:
+    writing = Writing(cluster, others[0])
+    with pulsing() as pulse, beside(writing.run):
         cluster.wait_until(lambda: writing.written > 10, "writes")
         port = cluster.address(leader, "resp")[1]
         getattr(relays, way)(host_of(leader), port)

@@ -6,6 +6,7 @@ import socketserver
 import threading
 
 from loadtest.bench.foreground import writing
+from tests.beside import served
 from tests.waiting import PATIENCE_S
 
 ANSWERED = 5
@@ -25,16 +26,12 @@ class FallsSilent(socketserver.StreamRequestHandler):
 
 
 def test_server_that_falls_silent_makes_errors() -> None:
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), FallsSilent) as server:
-        server.daemon_threads = True
-        server.is_reached = threading.Event()  # type: ignore[attr-defined]
-        threading.Thread(target=server.serve_forever).start()
-        try:
-            with writing([f"127.0.0.1:{server.server_address[1]}"], 100) as foreground:
-                foreground.phase("all")
-                assert server.is_reached.wait(PATIENCE_S)  # type: ignore[attr-defined]
-                found = foreground.end()["all"]
-        finally:
-            server.shutdown()
+    server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), FallsSilent)
+    server.daemon_threads = True
+    server.is_reached = threading.Event()  # type: ignore[attr-defined]
+    with served(server), writing([f"127.0.0.1:{server.server_address[1]}"], 100) as foreground:
+        foreground.phase("all")
+        assert server.is_reached.wait(PATIENCE_S)  # type: ignore[attr-defined]
+        found = foreground.end()["all"]
     assert found.writes <= ANSWERED
     assert found.errors >= ANSWERED

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from loadtest.bench.peers import free_ports
+from kvstore.devcluster.zookeeper import free_ports
 from loadtest.drills import crowds, nemesis
 from loadtest.drills.mixed import Endpoint, NotDone, Unknown
 from loadtest.drills.nemesis import FAULTS, Field

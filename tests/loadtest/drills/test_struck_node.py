@@ -6,10 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 from loadtest.drills.struck_node import write_ahead, write_block
+from tests.beside import beside
 
 PROGRAM = r"""
 import os, queue, sys, threading, time
@@ -53,10 +53,10 @@ def test_struck_node_blocks_its_loop_alone(tmp_path: Path) -> None:
     write_ahead(file, 3600.0)
     write_block(file, 60.0)
     command = [sys.executable, "-c", PROGRAM, str(file)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
-    killer = threading.Timer(60.0, process.kill)
-    killer.start()
-    try:
+    with (
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as process,
+        beside(lambda over: (over.wait(60.0), process.kill())),
+    ):
         assert process.stdin is not None
         assert process.stdout is not None
         say, lines = process.stdin.write, iter(process.stdout)
@@ -68,7 +68,3 @@ def test_struck_node_blocks_its_loop_alone(tmp_path: Path) -> None:
         say("two\nrelease\n")
         assert [next(lines), next(lines)] == ["thread\n"] * 2, "the loop answers nothing, and another thread does"
         assert [next(lines), next(lines)] == ["loop two\n", "loop release\n"]
-    finally:
-        killer.cancel()
-        process.kill()
-        process.wait()

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Timer
 from typing import Any
 
+from kvstore.devcluster.zookeeper import free_ports
 from kvstore.loadtest.run import LOCUSTFILE
-from loadtest.bench.peers import free_ports
+from tests.beside import beside
 from tests.conftest import ROOT
 from tests.waiting import PATIENCE_S
 
@@ -28,14 +28,14 @@ COMMAND = (
 def started(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
     """Start a Locust process that must end with the block: if it does not end within PATIENCE_S after the block, or
     the block takes longer than BLOCK_S, the process is killed and the test fails."""
-    with subprocess.Popen(command, cwd=ROOT, text=True, **options) as process:
-        late = Timer(BLOCK_S, process.kill)
-        late.start()
+    with (
+        subprocess.Popen(command, cwd=ROOT, text=True, **options) as process,
+        beside(lambda over: over.wait(BLOCK_S) or process.kill()),
+    ):
         try:
             yield process
             process.wait(PATIENCE_S)
         finally:
-            late.cancel()
             process.kill()
 
 

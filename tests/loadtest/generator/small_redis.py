@@ -5,11 +5,13 @@ from __future__ import annotations
 import socketserver
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from threading import Event, Thread
+from threading import Event
 from time import monotonic
 from typing import Any
 
 import hiredis
+
+from tests.beside import served
 
 
 class SmallRedis(socketserver.ThreadingTCPServer):
@@ -57,8 +59,9 @@ class Connection(socketserver.BaseRequestHandler):
 
 @contextmanager
 def small_redis(*, answer_s: float = 0.0, is_forgetful: bool = False) -> Iterator[SmallRedis]:
-    with SmallRedis(answer_s=answer_s, is_forgetful=is_forgetful) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        yield server
-        server.stopped.set()
-        server.shutdown()
+    server = SmallRedis(answer_s=answer_s, is_forgetful=is_forgetful)
+    with served(server):
+        try:
+            yield server
+        finally:
+            server.stopped.set()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import time
 from dataclasses import replace
@@ -55,16 +54,17 @@ class Cluster:
 
 @pytest.mark.parametrize(("kills", "is_failed"), [(1, [True]), (2, [False, False])])
 def test_without_any_kill_the_skipped_ones_fail_the_run(kills: int, is_failed: list[bool], tmp_path: Path) -> None:
-    victim = subprocess.Popen(["sleep", "600"])
-    chaos = Chaos(LocalCluster(tmp_path), tmp_path, tmp_path, [])
-    chaos._cluster = cast("LocalCluster", Cluster(victim.pid))
-    for _ in range(kills):
-        chaos._kill(ChaosFault(0.0, KILL, "n1"))
-    chaos._killed.clear()  # no node needs a start
-    chaos.start(time.time())
-    chaos.finish()
-    victim.kill()
-    assert victim.wait() == -signal.SIGKILL
+    with subprocess.Popen(["sleep", "600"]) as victim:
+        try:
+            chaos = Chaos(LocalCluster(tmp_path), tmp_path, tmp_path, [])
+            chaos._cluster = cast("LocalCluster", Cluster(victim.pid))
+            for _ in range(kills):
+                chaos._kill(ChaosFault(0.0, KILL, "n1"))
+            chaos._killed.clear()  # no node needs a start
+            chaos.start(time.time())
+            chaos.finish()
+        finally:
+            victim.kill()
     assert [event.is_failed for event in chaos.events] == is_failed
     assert chaos.events[0].outcome == "skipped: n2 not ready"
 

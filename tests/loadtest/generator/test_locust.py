@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from kvstore.client import Client
+from kvstore.devcluster.zookeeper import free_ports
 from kvstore.loadtest.generator.workloads import Keyspace
 from kvstore.loadtest.run import LOCUSTFILE
-from loadtest.bench.peers import free_ports
 from tests.cluster.harness import Cluster, running_cluster
 from tests.conftest import ROOT
 from tests.loadtest.generator.headless import COMMAND, run_locust, started

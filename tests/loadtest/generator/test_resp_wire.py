@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -13,6 +12,7 @@ from kvstore.errors import Unavailable
 from kvstore.loadtest.generator.endpoints import Stopwatch
 from kvstore.loadtest.generator.resp_wire import BlockingRespConnection, Unreachable, load_records
 from kvstore.loadtest.resp import Lost, ReplyError
+from tests.beside import beside
 
 
 @contextmanager
@@ -27,11 +27,8 @@ def answering(*pieces: bytes) -> Iterator[str]:
                 connection.sendall(piece)
             connection.recv(1 << 16)
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=serve)
-        thread.start()
+    with socket.create_server(("127.0.0.1", 0)) as listener, beside(lambda _: serve()):
         yield f"127.0.0.1:{listener.getsockname()[1]}"
-        thread.join(30)
 
 
 @contextmanager

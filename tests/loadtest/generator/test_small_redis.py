@@ -7,7 +7,6 @@ import signal
 import subprocess
 from contextlib import suppress
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ import pytest
 from kvstore.loadtest.generator.values import decode, run_of
 from kvstore.loadtest.report.spoiled import EXIT
 from kvstore.loadtest.run import LOCUSTFILE
+from tests.beside import beside
 from tests.conftest import ROOT
 from tests.loadtest.generator.headless import COMMAND, run_locust
 from tests.loadtest.generator.small_redis import SmallRedis, small_redis
@@ -72,13 +72,12 @@ def test_generator_that_stalls_repeatedly_spoils_its_run(tmp_path: Path) -> None
         with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
             assert process.stderr is not None
             said = next(line for line in process.stderr if "All users spawned" in line)
-            reader = Thread(target=process.stderr.read, daemon=True)
-            reader.start()
-            while process.poll() is None:
-                for how, seconds in ((signal.SIGSTOP, 0.3), (signal.SIGCONT, 0.2)):
-                    process.send_signal(how)
-                    with suppress(subprocess.TimeoutExpired):
-                        process.wait(seconds)
+            with beside(lambda _: process.stderr.read()):
+                while process.poll() is None:
+                    for how, seconds in ((signal.SIGSTOP, 0.3), (signal.SIGCONT, 0.2)):
+                        process.send_signal(how)
+                        with suppress(subprocess.TimeoutExpired):
+                            process.wait(seconds)
     assert process.returncode == EXIT, said
     verdict = json.loads(report.with_suffix(".json").read_text())["verdict"]
     assert verdict["reasons"] == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import asyncio
 
 from kazoo.client import KazooClient
 
@@ -41,8 +41,7 @@ class ZooKeeperDriver:
         assert isinstance(store, ZooKeeperStore)
         identity = store._session.client.client_id
         states = States(store)
-        closing = threading.Thread(target=_close_session, args=(self._address.partition("/")[0], identity), daemon=True)
-        closing.start()
+        await asyncio.to_thread(_close_session, self._address.partition("/")[0], identity)
         await states.wait_for(SessionState.LOST)
         if store.state is not SessionState.CONNECTED:
             await States(store).wait_for(SessionState.CONNECTED)

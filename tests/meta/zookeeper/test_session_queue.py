@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
@@ -10,8 +9,7 @@ from kazoo.protocol.states import KeeperState
 
 from kvstore.meta.zookeeper import session
 from kvstore.meta.zookeeper.session import GuardedClient, NotSent
-
-ENDED_S = 30.0
+from tests.beside import in_time
 
 
 def connected() -> tuple[GuardedClient, Any]:
@@ -33,11 +31,7 @@ def test_requests_up_to_the_limit_do_not_block_and_one_more_is_refused() -> None
             except NotSent as error:
                 refused.append(error)
 
-    # In a thread, because a call that blocks would never end.
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(ENDED_S)
-    assert not asking.is_alive(), f"blocked after {len(client._queue)} requests"
+    in_time(ask)
     assert [str(error) for error in refused] == [f"{session.QUEUED_MAX} requests wait already"]
     assert len(reader.recv(1 << 16)) == len(client._queue) == session.QUEUED_MAX
     reader.close()

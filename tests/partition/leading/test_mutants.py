@@ -13,7 +13,7 @@ from kvstore.partition.leading.leader_reads import LeaderReads
 from kvstore.partition.leading.queue import QueuedBatch
 from kvstore.partition.leading.read_lease import ReadLease
 from kvstore.partition.state import operations, rows
-from kvstore.partition.state.commands import Check, Flag
+from kvstore.partition.state.commands import Check, Flag, Put
 from kvstore.partition.state.draft import Draft
 from kvstore.partition.state.overlay import UNTOUCHED, Overlay
 from kvstore.partition.state.retry_table import RetryTable
@@ -215,7 +215,7 @@ def served(test: Callable[..., None], *more: Any) -> Callable[[], None]:
 def with_a_key(test: Callable[[Partition], None]) -> Callable[[], None]:
     def run() -> None:
         partition = Partition().start()
-        partition.do(test_read_lease.Put(b"a", b"1"))
+        partition.do(Put(b"a", b"1"))
         test(partition)
 
     return run
@@ -224,7 +224,7 @@ def with_a_key(test: Callable[[Partition], None]) -> Callable[[], None]:
 def with_two_keys(test: Callable[..., None], *more: Any) -> Callable[[], None]:
     def run() -> None:
         partition = Partition().start()
-        partition.do(test_read_lease.Put(b"a", b"1"), test_read_lease.Put(b"n", b"5"))
+        partition.do(Put(b"a", b"1"), Put(b"n", b"5"))
         test(partition, *more)
 
     return run

@@ -17,18 +17,17 @@ ROOT = Path(__file__).parents[3]
 def run_and_kill(path: Path, seed: int, lines: int) -> int:
     """Let the process make `lines` syncs, kill it a moment later, and return the last sequence that it reported as
     durable."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.partition.killed", str(path), str(seed)], cwd=ROOT, stdout=subprocess.PIPE
-    )
-    assert process.stdout is not None
+    command = [sys.executable, "-m", "tests.partition.killed", str(path), str(seed)]
     durable = 0
-    for _ in range(lines):
-        durable = int(process.stdout.readline())
-    process.kill()
-    for line in process.stdout.read().split():
-        durable = int(line)
-    process.wait()
-    process.stdout.close()
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            for _ in range(lines):
+                durable = int(process.stdout.readline())
+        finally:
+            process.kill()
+        for line in process.stdout.read().split():
+            durable = int(line)
     return durable
 
 

@@ -209,6 +209,25 @@ async def test_missed_partition_without_log_is_reported(world: World) -> None:
     assert failure.partition == "p3"
 
 
+# docs/protocol.md F6
+@pytest.mark.parametrize("end", [b"k\0", b"l"])
+async def test_release_that_was_trimmed_right_behind_the_position_is_reported(world: World, end: bytes) -> None:
+    """Nothing showed that the range had gone to p3: a watch of a range skipped p3's changes, and a watch of one key
+    waited forever. No sequence after the position was trimmed."""
+    source = world.owner(KEY)
+    (target,) = {"p1", "p2"} - {source}
+    there_and_back(world, source, target)
+    log = world.logs[source]
+    for _ in range(2):
+        log.roll()
+        log.put((b"another", b""))
+    log.trim(1)
+    of = KEY if end == KEY + b"\0" else None
+    with pytest.raises(PositionTrimmed) as error:
+        await world.watch(Interest(KEY, end), of=of, after={source: 1, target: 0})
+    assert (error.value.partition, error.value.asked, error.value.oldest) == (source, 1, 2)
+
+
 async def test_all_positions_except_removed_ones_may_be_named(world: World) -> None:
     """Feed.Positions lists a partition that has left for good, finally at 0: nothing can be read after that."""
     there_and_back(world, "p1", "p2")

@@ -55,11 +55,15 @@ async def two(root: Path, *traced_ones: str) -> AsyncIterator[Traced]:
         found[name] = traces(kept, node=name, clock=env.clock, seed=len(found))
         return found[name]
 
-    async with servers(root, ["n1", "n2"], traces_of=traces_of) as cluster:
-        await cluster.lead("p1", "n2")
-        both = Traced(cluster, found, kept)
-        await both.link()
-        yield both
+    try:
+        async with servers(root, ["n1", "n2"], traces_of=traces_of) as cluster:
+            await cluster.lead("p1", "n2")
+            both = Traced(cluster, found, kept)
+            await both.link()
+            yield both
+    finally:
+        for each in found.values():
+            each.close()
 
 
 async def test_trace_continues_at_the_leader(tmp_path: Path) -> None:

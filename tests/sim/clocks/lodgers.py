@@ -10,13 +10,13 @@ from kvstore.meta.store import MetadataStore
 from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Flag, Level
 from kvstore.types import EntryId, LedgerId, PartitionId
+from kvstore.wal.ledger_list import Listed
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.pins import Pins
 from tests.sim.clients import Worker
 from tests.sim.cluster import Cluster
 from tests.sim.judges.operations import Operation, Status
 from tests.sim.judges.probes import declare, probe
-from tests.sim.judges.rules import Listed
 from tests.sim.world.env import EPOCH_MS
 
 declare("lodger.there", "lodger.gone", "lodger.pinned")

@@ -18,9 +18,10 @@ from kvstore.types import BookieId, LedgerId, LedgerState, Quorum, Seq
 from kvstore.wal.config import LogConfig
 from kvstore.wal.copies import copier
 from kvstore.wal.ensembles import in_recovery
-from kvstore.wal.handle import AppendDone, LedgerHandle
+from kvstore.wal.handle import LedgerHandle
 from kvstore.wal.leading.leader_log import IN_FLIGHT_MAX
 from kvstore.wal.leading.standstill import STALL_MAX_S
+from kvstore.wal.ports import AppendDone
 from tests.sim.ledgers_and_logs.bench import B1, B2, B3, Appended, Bench, FrozenStore, run
 from tests.sim.ledgers_and_logs.logs import NEVER, SMALL, Writer, numbers, opened, read_all
 from tests.sim.ledgers_and_logs.model_bookies import ModelBookie

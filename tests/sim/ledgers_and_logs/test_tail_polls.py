@@ -18,7 +18,8 @@ from kvstore.wal.ports import LogEntry
 from kvstore.wal.tailing.fresh import BYTES_MAX, ENTRIES_MAX, FreshEntries
 from kvstore.wal.tailing.polling import CHECK_S, FIRST_CHECK_S, PollChoice
 from kvstore.wal.tailing.tail import GIVEN_MAX, TailReader
-from tests.sim.ledgers_and_logs.bench import B1, B2, B3, RELEASE, Bench, P, run
+from tests.sim.ledgers_and_logs.bench import B1, B2, B3, Bench, P, run
+from tests.sim.ledgers_and_logs.ledgers import RELEASE
 from tests.sim.ledgers_and_logs.logs import Writer, opened
 from tests.sim.ledgers_and_logs.model_bookies import DELAY_S
 from tests.wal.ledgers import e

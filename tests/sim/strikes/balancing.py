@@ -16,7 +16,8 @@ import pytest
 from kvstore.server.balance import judge, leads, ranges, record, survey
 from kvstore.server.balance.balancer import Balancer
 from kvstore.server.load import load, sampler
-from tests.sim.cluster import Cluster, Node
+from tests.sim.cluster import Cluster
+from tests.sim.nodes import Node
 from tests.sim.strikes.knobs import NO_BALANCER, Knobs
 
 STEPS_S_MAX = 6.0

@@ -9,8 +9,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from random import Random
 from typing import Any
 
-from tests.sim.cluster import Cluster, Node
+from tests.sim.cluster import Cluster
 from tests.sim.judges.probes import declare
+from tests.sim.nodes import Node
 
 Fault = Callable[["Chaos"], Awaitable[None]]
 FAULTS: dict[str, Fault] = {}

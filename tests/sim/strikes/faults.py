@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from kvstore.bookie.directories.places import PLACE
 from kvstore.env.liveness.evidence import SILENCE_S
-from tests.sim.cluster import Node
 from tests.sim.judges.probes import probe
+from tests.sim.nodes import Node
 from tests.sim.strikes import faults_around as faults_around
 from tests.sim.strikes import restores as restores
 from tests.sim.strikes.chaos import FAULTS as FAULTS

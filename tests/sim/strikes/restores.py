@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 
 from kvstore.meta import paths
 from kvstore.meta.history.verified import VerifiedStore
-from tests.sim.cluster import Cluster, Node
+from tests.sim.cluster import Cluster
 from tests.sim.judges.probes import probe
+from tests.sim.nodes import Node
 from tests.sim.strikes.chaos import Chaos, fault
 from tests.sim.world.metadata import Copy
 

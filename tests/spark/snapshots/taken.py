@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,16 +24,18 @@ from kvstore.client.pinned.pins import list_pins
 from kvstore.devcluster.processes import is_alive
 from kvstore.spark.snapshots import chains, compare, tasks, verify
 from kvstore.spark.snapshots.create import create
-from kvstore.spark.snapshots.directory import WORK, DirectoryStore
+from kvstore.spark.snapshots.directory import DirectoryStore
 from kvstore.spark.snapshots.local_tables import LocalTables
 from kvstore.spark.snapshots.manifest import Manifest
 from kvstore.spark.snapshots.planning import SnapshotRequest
 from kvstore.spark.snapshots.runners import SparkRunner, ThreadRunner
 from kvstore.spark.snapshots.spark_tables import SparkTables
+from kvstore.spark.snapshots.store import WORK
 from kvstore.spark.snapshots.table import read_table
 from kvstore.spark.snapshots.tables import Tables
 from kvstore.spark.snapshots.usable import stored_files
 from kvstore.spark.snapshots.work import Work
+from tests.beside import beside
 from tests.cluster.harness import Cluster
 from tests.waiting import PATIENCE_S, wait_until_blocking
 
@@ -158,52 +161,38 @@ def tables_of(spark: SparkSession | None) -> Tables[Any]:
 @contextmanager
 def writing(cluster: Cluster) -> Iterator[list[int]]:
     """Write and delete continuously."""
-    ended = threading.Event()
     done = [0]
 
-    def write() -> None:
+    def write(over: threading.Event) -> None:
         with Client(cluster.url + "?timeout=30s") as own:
-            while not ended.wait(WRITER_PAUSE_S):
+            while not over.wait(WRITER_PAUSE_S):
                 number = done[0]
                 own.put_many({b"moving%03d" % ((number + i) % 300): b"%d" % number for i in range(20)})
                 own.delete(b"moving%03d" % (number % 300))
                 done[0] += 1
 
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
+    with beside(write):
         yield done
-    finally:
-        ended.set()
-        writer.join()
 
 
 @contextmanager
 def meanwhile(store: DirectoryStore, what: Callable[[], object]) -> Iterator[None]:
     """Call a function once the first file of a snapshot is finished, and before it is published. Its exception fails
     the test."""
-    failed: list[BaseException] = []
     publish = Work.publish
 
     def publish_then(work: Work, *given: Any) -> Manifest:
-        actor.join()  # this process may have been delayed for the duration of the other files
+        acting.exception()  # this process may have been delayed for the duration of the other files
         return publish(work, *given)
 
     def act() -> None:
-        try:
-            wait_until_blocking(lambda: notes(store), timeout_s=120, what="a first file")
-            what()
-        except BaseException as error:  # noqa: BLE001 - raised again in the test's own thread
-            failed.append(error)
+        wait_until_blocking(lambda: notes(store), timeout_s=120, what="a first file")
+        what()
 
-    actor = threading.Thread(target=act)
-    actor.start()
-    try:
-        with patch.object(Work, "publish", publish_then):
-            yield
-    finally:
-        actor.join()
-    assert failed == []
+    with ThreadPoolExecutor(1) as threads, patch.object(Work, "publish", publish_then):
+        acting = threads.submit(act)
+        yield
+    acting.result()
 
 
 def notes(store: DirectoryStore) -> list[Path]:

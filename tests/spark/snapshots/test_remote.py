@@ -19,6 +19,7 @@ from kvstore.cli.main import build
 from kvstore.errors import ConfigError, Corrupted, InvalidRequest, Unavailable
 from kvstore.spark.snapshots import chains, objects, verify
 from kvstore.spark.snapshots.create import resumed_or_none
+from kvstore.spark.snapshots.directory import write_durably
 from kvstore.spark.snapshots.legal_holds import LegalHold
 from kvstore.spark.snapshots.manifest import NAME, DataFile, SnapshotKind
 from kvstore.spark.snapshots.objects import RemoteStore
@@ -26,7 +27,6 @@ from kvstore.spark.snapshots.places import store_at
 from kvstore.spark.snapshots.remote import RemotePath, local_copy_of, location
 from kvstore.spark.snapshots.store import READ, RESUMABLE_S
 from kvstore.spark.snapshots.table import TableWriter
-from kvstore.spark.snapshots.tasks import write_durably
 from kvstore.spark.snapshots.work import SnapshotPart, Work, note_of
 from tests.spark.snapshots.object_store import s3_server
 from tests.spark.snapshots.test_work import PIECES, PLAN, WANTED, Killed, died

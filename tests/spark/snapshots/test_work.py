@@ -16,10 +16,11 @@ from kvstore.spark.snapshots import directory as stores
 from kvstore.spark.snapshots import tasks
 from kvstore.spark.snapshots import work as works
 from kvstore.spark.snapshots.create import resumed_or_none
-from kvstore.spark.snapshots.directory import RESUMABLE_S, DirectoryStore, write_durably
+from kvstore.spark.snapshots.directory import DirectoryStore, write_durably
 from kvstore.spark.snapshots.manifest import NAME, DataFile, SnapshotKind
 from kvstore.spark.snapshots.places import store_at
 from kvstore.spark.snapshots.planning import SnapshotRequest
+from kvstore.spark.snapshots.store import RESUMABLE_S
 from kvstore.spark.snapshots.table import TableWriter
 from kvstore.spark.snapshots.work import SnapshotPart, SnapshotPlan, Work, note_of
 from tests.env.namespaces import need_mounts, run_mounted
