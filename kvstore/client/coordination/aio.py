@@ -176,7 +176,7 @@ class AsyncSession(SessionRunner):
     async def run(self, recipe: Recipe[T], *, timeout_s: float | None = None) -> T:
         """Carry out a recipe of this package. Raises NotInTime if it takes longer than `timeout_s`."""
         until = inf if timeout_s is None else self.now() + timeout_s
-        caller = RecipeCaller()
+        caller = RecipeCaller(self.lease)
         try:
             step = next(recipe)
             while True:
@@ -185,6 +185,7 @@ class AsyncSession(SessionRunner):
                 except StoreError as error:
                     step = recipe.throw(error)
                 else:
+                    caller.received()
                     step = recipe.send(answer)
         except StopIteration as end:
             result: T = end.value
@@ -222,7 +223,10 @@ class AsyncSession(SessionRunner):
                     self._over()
                     raise SessionEnded(f"the session {lease.key!r} has ended") from None
                 raise
-            return lease.wrote(write, batch, results, sent)
+            answer = lease.wrote(write, batch, results, sent)
+            if caller is not None and write.needs_receipt:
+                caller.wrote([*write.puts])
+            return answer
 
     async def _find(self, find: FindStep, until: float) -> Found:
         found: dict[bytes, Item] = {}

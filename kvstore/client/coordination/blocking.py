@@ -178,7 +178,7 @@ class Session(SessionRunner):
     def run(self, recipe: Recipe[T], *, timeout_s: float | None = None) -> T:
         """Carry out a recipe of this package. Raises NotInTime if it takes longer than `timeout_s`."""
         until = inf if timeout_s is None else self.now() + timeout_s
-        caller = RecipeCaller()
+        caller = RecipeCaller(self.lease)
         try:
             step = next(recipe)
             while True:
@@ -187,6 +187,7 @@ class Session(SessionRunner):
                 except StoreError as error:
                     step = recipe.throw(error)
                 else:
+                    caller.received()
                     step = recipe.send(answer)
         except StopIteration as end:
             result: T = end.value
@@ -224,7 +225,10 @@ class Session(SessionRunner):
                     self._over()
                     raise SessionEnded(f"the session {lease.key!r} has ended") from None
                 raise
-            return lease.wrote(write, batch, results, sent)
+            answer = lease.wrote(write, batch, results, sent)
+            if caller is not None and write.needs_receipt:
+                caller.wrote([*write.puts])
+            return answer
 
     def _find(self, find: FindStep, until: float) -> Found:
         found: dict[bytes, Item] = {}

@@ -55,6 +55,8 @@ class WriteStep:
     """Renew the session, even if the last renewal was recent."""
     is_given_up: bool = False
     """True if the recipe keeps nothing of a write of unknown outcome, so that being late is the whole result."""
+    needs_receipt: bool = False
+    """True if the session must not renew the keys of `puts`, all of them new, unless the caller receives the result."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -19,7 +19,16 @@ T = TypeVar("T")
 
 
 class RecipeCaller:
-    """The caller of a recipe. If the caller is cancelled, its step ends too."""
+    """The caller of a recipe. If the caller is cancelled, its step ends too, and records nothing."""
+
+    def __init__(self, lease: SessionLease) -> None:
+        pass
+
+    def wrote(self, new: Sequence[bytes]) -> None:
+        """Do nothing, because the caller receives the result in the same turn of the event loop."""
+
+    def received(self) -> None:
+        """Do nothing, as `wrote` does."""
 
     def leave(self, recipe: Recipe[Any]) -> None:
         """End the recipe, because the caller takes no more steps."""

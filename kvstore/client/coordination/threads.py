@@ -7,7 +7,7 @@ step. One thread of the session renews the lease.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -32,10 +32,32 @@ class RecipeCaller:
     waits: Watch | None = None
     """Watch of the step that waits for a change. Once the caller has gone, nobody else closes it."""
 
+    def __init__(self, lease: SessionLease) -> None:
+        self._lease = lease
+        self._new: Sequence[bytes] = ()
+        """Keys that a step has added to the session, until the caller has received the result."""
+
+    # docs/protocol.md Q6
+    def wrote(self, new: Sequence[bytes]) -> None:
+        """Record that a step has added these keys to the session. The session keeps them only if the caller receives
+        the result."""
+        self._new = new
+        if self.has_left:
+            self._forget_new()
+
+    def received(self) -> None:
+        """Record that the caller has received the result of its step."""
+        self._new = ()
+
+    def _forget_new(self) -> None:
+        for key in self._new:
+            self._lease.forget(key)
+
     def leave(self, recipe: Recipe[Any]) -> None:
         """End the recipe and the step that a worker may still run, because the caller takes no more steps."""
         self.has_left = True
         recipe.close()
+        self._forget_new()
         if (waits := self.waits) is not None:
             workers.start(workers.Job(waits.close))
 

@@ -60,7 +60,8 @@ def take(prefix: bytes) -> Recipe[Taken]:
             conditions = operations.condition(claim, present=False), operations.condition(item, present=True)
             reads = operations.get(item, Level.LINEARIZABLE), operations.increment(times)
             try:
-                *_, got, taken, token = yield WriteStep(more=(*conditions, *reads), puts={claim: b""})
+                write = WriteStep(more=(*conditions, *reads), puts={claim: b""}, needs_receipt=True)
+                *_, got, taken, token = yield write
             except ConditionFailed:
                 continue  # another session was first
             return Taken(name, got.value, token, taken)

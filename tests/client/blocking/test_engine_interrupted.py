@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -18,7 +20,8 @@ from kvstore.client.blocking import engine as engine_module
 from kvstore.client.blocking import link as link_module
 from kvstore.client.blocking.engine import BlockingEngine
 from kvstore.client.blocking.link import BlockingLink
-from kvstore.client.coordination.blocking import Session
+from kvstore.client.coordination.blocking import Queue, Session
+from kvstore.client.coordination.steps import WriteStep
 from kvstore.client.core import operation as operation_module
 from kvstore.client.core import operations
 from kvstore.client.core.operation import IN_FLIGHT_MAX, OVERDUE_S, ClientOperation, Numbering
@@ -27,9 +30,10 @@ from kvstore.env.library_env import library_env
 from kvstore.errors import OutcomeUnknown, StoreError, Unavailable
 from kvstore.limits import CLIENT_BYTES
 from kvstore.proto import kv_pb2
+from kvstore.rpc import workers
 from tests.beside import beside, in_time
 from tests.client.blocking.test_link import NOBODY, answers, link_to, read
-from tests.client.interruptions import interruptions
+from tests.client.interruptions import Struck, interruptions
 from tests.client.model import ModelCluster
 from tests.client.serving import Servers, serving_in_a_thread
 from tests.waiting import PATIENCE_S, wait_until_blocking
@@ -108,6 +112,41 @@ def test_session_whose_opening_is_interrupted_is_closed(client: Client) -> None:
     last.close()
     wait_until_blocking(lambda: not any(each.is_alive for each in interrupted))
     wait_until_blocking(lambda: "kvstore session" not in [thread.name for thread in threading.enumerate()])
+
+
+# docs/protocol.md Q6
+@pytest.mark.parametrize("is_answered", [False, True])
+def test_session_keeps_no_claim_of_interrupted_caller(
+    client: Client, monkeypatch: pytest.MonkeyPatch, is_answered: bool
+) -> None:
+    """The session renewed the claim for as long as it lived, and nobody worked on the item."""
+    jobs: list[workers.Job[Any]] = []
+    is_sent, has_left = threading.Event(), threading.Event()
+    with Session(client, b"claims") as session:
+        queue, run_step, batch = Queue(session, b"q"), session._run_step, client.batch
+        queue.put(b"item")
+
+        def answered_late(*given: Any, **options: Any) -> Any:
+            results = batch(*given, **options)
+            is_sent.set()
+            assert is_answered or has_left.wait(PATIENCE_S)
+            return results
+
+        def struck_while_it_claims(step: Any) -> Any:
+            if not isinstance(step, partial) or not isinstance(step.args[0], WriteStep):
+                return run_step(step)
+            monkeypatch.setattr(client, "batch", answered_late)
+            jobs.append(workers.Job(step))
+            workers.start(jobs[0])
+            assert jobs[0].join(PATIENCE_S) if is_answered else is_sent.wait(PATIENCE_S)
+            raise Struck
+
+        monkeypatch.setattr(session, "_run_step", struck_while_it_claims)
+        with pytest.raises(Struck):
+            queue.take()
+        has_left.set()
+        assert jobs[0].join(PATIENCE_S)
+        assert session.lease.keys == {}
 
 
 # ── a call that gRPC does not return ──
