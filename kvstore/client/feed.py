@@ -324,7 +324,7 @@ class FeedReader:
                 failure = Unavailable(f"{address}: {error}")
             failure = refusals.judge(address, failure, addresses, has_served=has_served)
             if not isinstance(failure, Retryable | OutcomeUnknown):
-                raise failure
+                raise unknown or failure
         # The time of the last call may have ended together with the caller's, so its error counts least.
         failure = unknown or answered or refusals.error_or_none(addresses, is_late=True) or failure
         raise Unavailable(str(failure)) if isinstance(failure, OutcomeUnknown) and is_read else failure

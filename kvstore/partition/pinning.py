@@ -21,7 +21,7 @@ from kvstore.partition.state.marks import MarkRecord
 from kvstore.partition.state.pinned_views import PinnedView
 from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import TokenSpan
-from kvstore.types import PartitionId, Position
+from kvstore.types import LedgerId, PartitionId, Position
 from kvstore.wal.pins import Pins
 
 log = logging.getLogger(__name__)
@@ -233,11 +233,12 @@ class Pinning:
         self._state.pinned_views.expire(self._env.clock.passed_ms())
         self._state.pinned_views.check_capacity(asked.pin)
         deadline_ms = self._deadline(asked.ttl_ms)
-        await self._hold_log(asked.pin, deadline_ms)
+        first = await self._hold_log(asked.pin, deadline_ms)
         self._check_number(asked.number)  # in the step that sends the MARK, because the log's version may rise before
         position = await self._lead().append_record(MarkRecord(asked.pin, deadline_ms, True, asked.number))
         self.taken += 1
         held = self._state.pinned_views.taken(asked.pin, position)
+        await self._release_before(asked.pin, first)
         size, split_tokens = pinned_scan.sizes(held, await self._samples(held), asked.split_bytes)
         log.info("partition=%s pin=%s at %s until %d", self._partition, asked.pin, position, deadline_ms)
         return PinnedState(
@@ -275,14 +276,25 @@ class Pinning:
         return found
 
     # docs/protocol.md K3
-    async def _hold_log(self, pin: str, deadline_ms: int) -> None:
-        """Pin the log from the state's position on, which is at or before the following MARK."""
+    async def _hold_log(self, pin: str, deadline_ms: int) -> LedgerId:
+        """Pin the log from the state's position on, which is at or before the following MARK. Return the position's
+        ledger."""
         position = self._state.position
         assert position is not None
         try:
             await self._pins.hold_until(self._partition, pin, position.ledger, deadline_ms)
         except LedgerError as error:
             raise Unavailable(f"partition {self._partition}: {error}") from error
+        return position.ledger
+
+    # docs/protocol.md K3
+    async def _release_before(self, pin: str, ledger: LedgerId) -> None:
+        """Release what a pin that was taken again held for its earlier position. Otherwise a pin whose id is taken
+        again and again would keep the log forever."""
+        try:
+            await self._pins.advance(self._partition, pin, ledger)
+        except MetadataError as error:
+            log.info("partition=%s pin=%s holds older ledgers too: %r", self._partition, pin, error)
 
     async def _renew(self, asked: PinRequest) -> int:
         self._lead()

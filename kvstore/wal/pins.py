@@ -8,7 +8,7 @@ always sees the change of the other.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -71,13 +71,18 @@ class Pins:
 
     async def hold_until(self, partition: PartitionId, name: str, ledger: LedgerId, deadline_ms: int) -> None:
         """Hold `ledger` and all later ledgers until `deadline_ms` (wall-clock milliseconds). If a pin with this name
-        exists, only its deadline changes, and it keeps its first ledger. Raises NoSuchLedger if the list no longer
-        names the ledger."""
+        exists, only its deadline changes, and it keeps its first ledger until `advance`. Raises NoSuchLedger if the
+        list no longer names the ledger."""
         if not await self.extend(partition, name, deadline_ms):
             try:
                 await self.hold(partition, name, ledger, deadline_ms=deadline_ms)
             except NodeExists:  # after a broken connection: our own pin, or that of another attempt
                 await self.extend(partition, name, deadline_ms)
+
+    # docs/protocol.md K3
+    async def advance(self, partition: PartitionId, name: str, ledger: LedgerId) -> None:
+        """Hold nothing before `ledger` any more. Does nothing if the pin does not exist."""
+        await self._change(partition, name, lambda pin: replace(pin, ledger=max(pin.ledger, ledger)))
 
     async def hold_on(self, partition: PartitionId, name: str, deadline_ms: int, ledger: LedgerId = EVERYTHING) -> None:
         """Create a pin without checking the ledger list: the ledgers that another pin already holds, or by default the
@@ -135,6 +140,15 @@ class Pins:
     async def extend(self, partition: PartitionId, name: str, deadline_ms: int) -> bool:
         """Set a pin's deadline to `deadline_ms` (wall-clock milliseconds). Returns False if the pin does not exist or
         is ephemeral."""
+
+        def later(pin: Pin) -> Pin:
+            return replace(pin, deadline_ms=deadline_ms) if pin.deadline_ms else pin
+
+        pin = await self._change(partition, name, later)
+        return pin is not None and pin.deadline_ms > 0
+
+    async def _change(self, partition: PartitionId, name: str, change: Callable[[Pin], Pin]) -> Pin | None:
+        """Change a pin and return it, or None if it does not exist."""
         path = paths.partition_pin(partition, name)
 
         async def read() -> tuple[Pin, int]:
@@ -144,14 +158,10 @@ class Pins:
         async def write(pin: Pin, version: int) -> int:
             return await self._store.set(path, codec.encode(pin), version)
 
-        def later(pin: Pin) -> Pin:
-            return replace(pin, deadline_ms=deadline_ms) if pin.deadline_ms else pin
-
         try:
-            pin, _ = await update(read, write, later)
+            return (await update(read, write, change))[0]
         except NoSuchNode:
-            return False
-        return pin.deadline_ms > 0
+            return None
 
     async def all(self, partition: PartitionId, prefix: str = "") -> list[tuple[str, Pin]]:
         """Return every existing pin whose name begins with `prefix`, with its name, including expired pins. An

@@ -14,6 +14,7 @@ from kvstore import versions
 from kvstore.env.beat import Beat
 from kvstore.env.real import real_env
 from kvstore.errors import OutcomeUnknown, Unavailable
+from kvstore.meta.memory import MemoryStore
 from kvstore.partition import in_time, pinning
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.pinning import EXPIRE_S, IDLE_S, NUMBERED_SINCE, Pinning
@@ -21,6 +22,8 @@ from kvstore.partition.state.marks import MarkRecord
 from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import EVERYTHING
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, Seq
+from kvstore.wal.lists import LedgerLists
+from kvstore.wal.pins import Pins
 from tests.partition.state.engine_memory import MemoryEngine
 from tests.ring import rings
 
@@ -92,3 +95,27 @@ async def test_pin_has_a_number_exactly_if_the_log_may_have_transactions(
     one = Pinning(real_env(tmp_path), P1, state, *cast(Any, (lambda: leader, pins)))
     with pytest.raises(Unavailable, match="take it again"):
         await one.answer(pinning.TAKE, pinning.encode(pinning.PinRequest("pin", 1_000, 0, number)))
+
+
+# docs/protocol.md K3
+async def test_pin_that_is_taken_again_holds_nothing_before_its_new_position(tmp_path: Path) -> None:
+    """A job that takes its pin again under one id, before the deadline, kept the log from its first run on."""
+    store = MemoryStore()
+    lists = LedgerLists(store)
+    listed, version = await lists.make(P1)
+    for ledger in (1, 7):
+        listed = listed.with_ledger(LedgerId(ledger), Seq(ledger), epoch=ledger, lease_ms=0)
+    await lists.write(P1, listed, version)
+    state, pins = ReplicaState(P1, MemoryEngine(), PartitionConfig(), rings.key_hash), Pins(store, lists)
+
+    async def append_record(record: MarkRecord) -> Position:
+        assert state.position is not None
+        state.pinned_views.apply(record, position=state.position, seq=Seq(1), time_ms=1, owned=EVERYTHING, records=0)
+        return state.position
+
+    leader = SimpleNamespace(append_record=append_record)
+    one = Pinning(real_env(tmp_path), P1, state, cast(Any, lambda: leader), pins)
+    for ledger in (1, 7):
+        state.position = Position(LedgerId(ledger), EntryId(3))
+        await one.answer(pinning.TAKE, pinning.encode(pinning.PinRequest("pin", 60_000)))
+        assert await pins.oldest(P1, 0) == ledger

@@ -333,14 +333,22 @@ class AsyncLock:
         return await self._session.run(self._acquiring(), timeout_s=timeout_s)
 
     def _acquiring(self) -> Recipe[int]:
-        if self.is_held:
-            raise InvalidRequest("this lock is held already; use one instance for each caller that waits")
+        self._check_not_held()
         place = yield from locking.acquire(self._lease, self._prefix, self._mode, self._value)
+        try:
+            self._check_not_held()  # another caller of this instance may have acquired it meanwhile
+        except InvalidRequest:
+            self._lease.discard(place.key)
+            raise
         if not self._lease.holds(place.key, self._session.now()):
             self._lease.discard(place.key)
             raise self._lease.ended()
         self._place = place
         return place.token
+
+    def _check_not_held(self) -> None:
+        if self.is_held:
+            raise InvalidRequest("this lock is held already; use one instance for each caller that waits")
 
     async def release(self) -> bool:
         """Release the lock. Costs one round trip.

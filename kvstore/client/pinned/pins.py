@@ -290,7 +290,7 @@ def _ask_all(config: ClientConfig, timeout_s: float, call: Callable[[Any, float]
             found_weight = _weight(found, is_away=is_away)
             found = refusals.judge(address, found, addresses)
             if not isinstance(found, Retryable | OutcomeUnknown):
-                raise found
+                raise failure if isinstance(failure, OutcomeUnknown) else found
             is_any_away |= is_away
             if found_weight >= weight:
                 failure, weight = found, found_weight

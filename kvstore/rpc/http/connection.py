@@ -496,11 +496,13 @@ class HttpConnection(asyncio.Protocol):
         return self._head(status, version, lines, is_complete) + (b"" if method == "HEAD" else body)
 
     def _head(self, status: int, version: str, headers: Mapping[str, str], is_complete: bool) -> bytes:
-        """Return the head of a response. The connection ends after it if the request's body is not complete."""
+        """Return the head of a response. The connection ends after it if the request's body is not complete, also if
+        the rest arrives before the response has ended: a client sends what follows again (RFC 9112, 9.6)."""
         text = f"{_STATUS_LINES[status]}{self._server.date}\r\n"
         for name, value in headers.items():
             text += f"{name}: {value}\r\n"
-        if not is_complete or self._is_last:
+        self._is_last = self._is_last or not is_complete
+        if self._is_last:
             text += "Connection: close\r\n"
         elif version == "1.0":
             text += "Connection: keep-alive\r\n"

@@ -59,6 +59,7 @@ class Store:
         self.clock, self.slow = clock, frozenset[str]()
         self.given: list[float] = []
         self.created: dict[bytes, int] = {OTHER: 1}
+        self.values: dict[bytes, bytes] = {OTHER: b"w"}
         self.watched = threading.Event()
         self.told: list[Change] = []
         """Changes that watches return."""
@@ -69,6 +70,7 @@ class Store:
         for each in batch.operations:
             if each.code == PUT:
                 self.created.setdefault(each.key, len(self.created) + 1)
+                self.values[each.key] = each.value
         return [Item(b"", 5, 5, 0, 99) if each.code == GET else 7 for each in batch.operations]
 
     def meta(self, key: bytes, *, timeout_s: float) -> object:
@@ -80,7 +82,7 @@ class Store:
         self._take("page", timeout_s or 0.0, Unavailable("no answer in time"))
         self.looks += 1
         found = {key: at for key, at in self.created.items() if key.startswith(prefix)}
-        return Page([(key, Item(b"w", at, at, 0, 0)) for key, at in found.items()], None)
+        return Page([(key, Item(self.values.get(key, b"w"), at, at, 0, 0)) for key, at in found.items()], None)
 
     def _take(self, call: str, timeout_s: float, error: Exception) -> None:
         if call in self.slow:
@@ -337,6 +339,22 @@ def test_closed_session_is_not_opened_again() -> None:
         assert session.is_alive
     with pytest.raises(SessionEnded, match="has ended"):
         session.open()
+
+
+async def test_lock_that_two_tasks_acquire_at_once_keeps_one_place() -> None:
+    """Both tasks acquired the read side. `release` knew only the later place, so the session kept the other one alive,
+    and no writer got the lock."""
+    store = Store()
+    store.created.clear()
+    async with AsyncSession(AsyncClient(store), b"t") as session:  # type: ignore[arg-type]
+        lock = AsyncLock(session, b"l", shared=True)
+        async with session._mutex:  # both tasks wait to write their places
+            acquiring = [asyncio.ensure_future(lock.acquire()) for _ in range(2)]
+            await asyncio.sleep(0)
+        found = await asyncio.gather(*acquiring, return_exceptions=True)
+        assert [type(each) for each in found] == [int, InvalidRequest]
+        assert await lock.release()
+        assert [key for key in session.lease.keys if b"/lock/" in key] == []
 
 
 async def test_closed_asyncio_session_is_not_opened_again() -> None:

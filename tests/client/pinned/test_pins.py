@@ -346,6 +346,19 @@ def test_starting_server_is_waited_for(threads: ThreadPoolExecutor) -> None:
         late[0].close()
 
 
+def test_refusal_behind_an_unknown_outcome_leaves_it_unknown(replicas: list[Replica]) -> None:
+    """The error said that nothing was done, although the first server may have made the pin."""
+    replicas[0].fail_after(0, OutcomeUnknown("p1 did not answer"))
+    replicas[1].fail_after(0, InvalidRequest("it knows no such request"))
+    config = ClientConfig(endpoints=tuple(each.address for each in replicas[:2]))
+    with pytest.raises(OutcomeUnknown, match="p1 did not answer"):
+        pin_store(config, ttl_s=1, timeout_s=PATIENCE_S)
+    with FeedReader(config) as feed, pytest.raises(OutcomeUnknown, match="p1 did not answer"):
+        feed.hold("h", {"p1": 0}, 1.0)
+    with FeedReader(config) as feed, pytest.raises(InvalidRequest):
+        feed.positions()
+
+
 @pytest.mark.usefixtures("few_rounds")
 @pytest.mark.parametrize("turn", [1, -1])
 def test_unknown_outcome_counts_more_than_a_rejected_login(replicas: list[Replica], turn: int) -> None:

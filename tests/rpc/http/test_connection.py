@@ -408,6 +408,29 @@ async def test_aborted_connection_begins_no_request(port: Port) -> None:
     assert port.seen == ["/a"]
 
 
+async def test_request_behind_an_announced_end_is_not_begun(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A response that begins before the request's body has arrived announces the end of the connection. The client
+    drops what it sent behind that request, and sends it again elsewhere."""
+    begun, seen = asyncio.Event(), list[str]()
+
+    async def stream(request: HttpRequest) -> None:
+        seen.append(request.target)
+        await request.stream({})
+        begun.set()
+        while await request.body.read():
+            pass
+
+    monkeypatch.setattr(port.server, "answer", stream)
+    reader, writer = await port.ask(b"PUT /k HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n\r\n")
+    await begun.wait()
+    writer.write(b"vPUT /next HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n")
+    async with asyncio.timeout(PATIENCE_S):
+        found = await reader.read()
+    writer.close()
+    assert b"Connection: close\r\n" in found
+    assert seen == ["/k"]
+
+
 @pytest.mark.parametrize("head", [b"Connection: close\r\n", b""])
 async def test_client_that_takes_no_last_response_is_disconnected(
     port: Port, monkeypatch: pytest.MonkeyPatch, head: bytes
