@@ -24,9 +24,7 @@ WORDS_MAX = 35
 NAME_MAX = 70
 """Maximum number of characters in the name of a test."""
 PAGE_MAX = 1500
-"""Maximum number of words on a page that is not reference."""
-CHANGES_MAX = 1000
-"""Maximum number of words about one release in the changelog."""
+"""Maximum number of words on a page that is not reference, and about one release in the changelog."""
 SUBJECT_MAX = 72
 """Maximum number of characters in the subject of a commit."""
 UNBOUNDED = ("docs/reference/", "docs/design/figures/", "CONTRIBUTING.md", "loadtest/README.md")
@@ -176,9 +174,9 @@ def markdown(file: Path, source: str) -> Iterator[Text]:
 def _page(file: Path, source: str) -> Iterator[Finding]:
     if file.name == "CHANGELOG.md":
         for release in source.split("\n## ")[1:]:
-            if (words := len(release.split())) > CHANGES_MAX:
+            if (words := len(release.split())) > PAGE_MAX:
                 named, line = release.split("\n", 1)[0], source[: source.index(release)].count("\n") + 1
-                yield Finding(file, line, f"{words} words about {named}", f"at most {CHANGES_MAX}; shorten it")
+                yield Finding(file, line, f"{words} words about {named}", f"at most {PAGE_MAX}; shorten it")
         return
     words = len(re.sub(r"```.*?```", "", source, flags=re.DOTALL).split())
     if words > PAGE_MAX and not str(file).startswith(UNBOUNDED):

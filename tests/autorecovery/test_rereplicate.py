@@ -180,7 +180,7 @@ def test_rereplicate_keeps_the_id_of_a_bookie_that_starts_last_moment(registers:
 
 
 # docs/protocol.md A10
-def test_rereplicate_keeps_the_id_of_a_bookie_that_returns_when_the_answer_is_lost() -> None:
+def test_id_of_a_bookie_that_returns_stays_when_the_answer_is_lost() -> None:
     """The cookie is deleted although the connection breaks. The bookie has registered and seen its cookie before that,
     so it serves, and without a cookie its next start would fail."""
 

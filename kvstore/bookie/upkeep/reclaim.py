@@ -209,8 +209,8 @@ class Reclaimer:
 
     # docs/protocol.md B10
     def _separates_ledgers(self, segment: Segment) -> bool:
-        """Return True if the segment records that a ledger was dropped, a ledger with the same id exists again, and
-        older segments have records of the dropped ledger, which a start must not take for those of the later one."""
+        """Return True if the segment keeps the records of two ledgers with one id apart: it records the drop of the
+        former ledger, the later one exists, and older segments have records of the former one."""
         again = segment.dropped & self._inventory.ledgers.keys()
         older = (each for each in self._inventory.segments.values() if each.file < segment.file)
         return bool(again) and any(not again.isdisjoint(each.touched) for each in older)

@@ -367,7 +367,7 @@ class LeaderReads:
             asyncio.get_running_loop().call_soon(self._run, self._begin)
 
     def _run(self, work: Callable[..., None], *of: Steps) -> None:
-        """Go on with multi-turn reads between two turns."""
+        """Continue multi-turn reads between two turns."""
         try:
             work(*of)
         except OSError as error:

@@ -317,7 +317,7 @@ def test_ledger_created_again_gets_no_records_of_the_dropped_one(
 
 
 # docs/protocol.md B22
-def test_start_counts_no_copies_that_entries_of_a_removed_segment_had_replaced(
+def test_start_counts_no_copies_that_a_removed_segment_had_replaced(
     world: SimWorld, meta: Metadata, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise the segments with these copies would not be sparse again until their ledgers are deleted."""

@@ -174,7 +174,7 @@ def test_request_may_be_too_old_when_all_machines_reboot_with_wrong_clocks() -> 
     Refusals(PartitionConfig(), (), is_older=False, may_lose_dates=True).check([early])
 
 
-def test_request_may_carry_a_time_ahead_when_all_machines_reboot_with_wrong_clocks() -> None:
+def test_request_may_carry_a_time_ahead_when_all_clocks_were_wrong() -> None:
     ahead = refused(PUT, InvalidRequest(""), 50.0, REQUEST)
     Refusals(PartitionConfig(), (), is_older=False, may_lose_dates=True).check([ahead])
     with pytest.raises(Wrong, match="has no cause"):

@@ -156,7 +156,7 @@ def test_write_of_unknown_outcome_may_be_in_log_or_not() -> None:
     assert judge(TWO_PUTS, PUT_1, there, absent).placed == 2
 
 
-def test_unknown_or_refused_transaction_may_have_a_value_that_another_operation_wrote() -> None:
+def test_transaction_not_done_may_have_a_value_that_another_one_wrote() -> None:
     op = transaction((commands.Put(K, b"1", version=2, flags=Flag.IF_VERSION),))
     unknown = asked(op, 4, inf, OutcomeUnknown("timeout"), Status.INFO)
     refused = asked(op, 4, 5, NotLeader("p1"), Status.FAIL)

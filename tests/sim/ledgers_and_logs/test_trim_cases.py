@@ -502,7 +502,7 @@ def test_ledger_after_trimmed_ones_is_not_reported_as_trimmed() -> None:
 
 
 # docs/protocol.md T2
-def test_reader_of_an_undeleted_ledger_does_not_skip_trimmed_ledgers_behind_it() -> None:
+def test_reader_of_an_undeleted_ledger_skips_no_trimmed_ledgers() -> None:
     """A leader that ends between the change of the list and the deletions leaves the trimmed ledgers until a sweep. A
     reader that knew only the first of them would continue at the beginning of the list, and a watch would miss
     changes without an error."""
