@@ -91,24 +91,32 @@ def test_read_outlives_an_executor(
 
 
 def stop_a_task(spark: SparkSession, stopped: list[psutil.Process]) -> None:
-    """Stop an executor that is in the middle of a part, with its Python processes."""
-    daemon = next(each for each in _daemons() if each.children())
-    executor = daemon.parent()
-    assert executor is not None
+    """Stop an executor that is in the middle of a part, with its Python processes. An executor without a task may be
+    idle until the end."""
+    running = list[str]()
+
+    def has_running() -> list[str]:
+        running.extend(each["executorId"] for each in tasks(spark) if each["status"] == "RUNNING")
+        return running
+
+    wait_until_blocking(has_running, what="a task that runs")
+    daemon, executor = next(
+        found for found in _daemons() if f"--executor-id {running[0]} " in " ".join(found[1].cmdline())
+    )
     for each in (*daemon.children(), daemon, executor):
         each.suspend()
         stopped.append(each)
 
 
-def _daemons() -> Iterator[psutil.Process]:
-    """Return the process that creates the workers, of all our executors on this machine."""
+def _daemons() -> Iterator[tuple[psutil.Process, psutil.Process]]:
+    """Return, for each of our executors on this machine, the process that creates its workers, and the executor."""
     for each in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             parent = each.parent()
             if "pyspark.daemon" not in " ".join(each.cmdline()) or parent is None or parent.name() != "java":
                 continue
             if parent.ppid() != os.getpid():  # the driver has one too
-                yield each
+                yield each, parent
 
 
 def is_idle(spark: SparkSession) -> bool:
@@ -140,9 +148,7 @@ def test_snapshot_outlives_an_executor(
     killed: list[psutil.Process] = []
 
     def kill() -> None:
-        daemon = next(_daemons())
-        executor = daemon.parent()
-        assert executor is not None
+        daemon, executor = next(_daemons())
         killed.extend((executor, daemon, *daemon.children()))
         executor.kill()
 
