@@ -87,7 +87,12 @@ class Counts:
         del self._wrong[move]
 
     def _begin(self, into: dict[int, RangeDigest], move: int, span: TokenSpan) -> None:
-        digest = into[move] = RangeDigest(self._state.engine, span)
+        try:
+            digest = into[move] = RangeDigest(self._state.engine, span)
+        except OSError as error:
+            if not is_passing(error):
+                raise
+            raise Unavailable(f"partition {self._partition}: cannot count {span} now: {error}") from error
         self._state.watch(digest)
         self._nursery.spawn(self._count(into, move, digest), name=f"{self._partition} count")
 

@@ -362,14 +362,17 @@ def test_count_stopped_before_its_first_step_compares_nothing(moving: Moving) ->
 
 
 # docs/protocol.md M8
-def test_count_begins_again_if_the_engine_could_not_be_read(moving: Moving, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("step", ["__init__", "step"])
+def test_count_begins_again_if_the_engine_could_not_be_read(
+    step: str, moving: Moving, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The error ended the process."""
 
-    def broken(_: RangeDigest) -> bool:
+    def broken(*_: Any) -> None:
         raise OSError(EMFILE, "too many open files")
 
     asked = MoveRequest(1, P2, SPAN)
-    monkeypatch.setattr(RangeDigest, "step", broken)
+    monkeypatch.setattr(RangeDigest, step, broken)
     task = moving.ask(source.FREEZE, asked)
     moving.finish()
     assert isinstance(task.exception(), Unavailable)
