@@ -194,7 +194,9 @@ def under_way(calls: Calls, places: Places, *steps: Mapping[str, Any], request: 
     calls.cluster.pause(places.leaders[2])
     with beside(repeat):
         try:
-            calls.cluster.wait_until(lambda: calls.is_held(places.keys[1], places.leaders[1]), "an intent stands")
+            calls.cluster.wait_until(
+                lambda: calls.is_held(places.keys[1], places.leaders[1]), "an intent holds the key"
+            )
             yield
         finally:
             if calls.cluster.is_running(places.leaders[2]):

@@ -1,4 +1,4 @@
-"""Slots for long requests: who is displaced, and what requests raise."""
+"""A request takes the slot of the owner with the most, and the displaced request raises an error."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 while its reader reads slowly.
 
 A scan that is read keeps its slot to its end, because the work of a count or of `KEYS` would be lost. So that one
-client cannot keep the others out, a user or a network takes no more slots than it leaves free (kvstore/env/shares.py).
-The same holds for its waiting scans.
+client cannot keep the others out, a user or a network takes no more slots than it leaves free (kvstore/env/shares.py),
+and no more places in the line of waiting scans.
 """
 
 from __future__ import annotations

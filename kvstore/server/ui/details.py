@@ -13,7 +13,7 @@ from kvstore.proto.admin_pb2 import AccessResponse, AuditReport, ClientsReport, 
 from kvstore.proto.data_pb2 import PinsResponse
 from kvstore.rpc.http.messages import HttpRequest, HttpResponse, text_response
 from kvstore.server.status.ledger_survey import LedgerSurvey
-from kvstore.server.status.surveyor import Surveyor
+from kvstore.server.status.surveyor import Detail, Surveyor
 from kvstore.server.ui import local, subjects
 from kvstore.server.ui.ledgers import NEWEST, bookie_ledgers_page_of, ledgers_page_of
 from kvstore.server.ui.pages import HEADERS, Pages
@@ -102,8 +102,7 @@ class DetailPages:
             return text_response(f"503: {error}\n", 503, HEADERS)
 
     async def _clients(self, _: HttpRequest) -> HttpResponse:
-        found, silent = await self._surveyor.details_of_all(local.CLIENTS, ClientsReport)
-        return self._html("clients", {**local.clients_page(found, silent), "server": self._surveyor.own().id})
+        return await self._of_all(local.CLIENTS, ClientsReport, local.clients_page)
 
     async def _transactions(self, _: HttpRequest) -> HttpResponse:
         found, silent = await self._surveyor.details_of_all(local.TRANSACTIONS, TransactionsResponse)
@@ -111,8 +110,7 @@ class DetailPages:
         return self._html("transactions", page)
 
     async def _slow(self, _: HttpRequest) -> HttpResponse:
-        found, silent = await self._surveyor.details_of_all(local.SLOW, SlowLogResponse)
-        return self._html("slow", {**local.slow_page(found, silent), "server": self._surveyor.own().id})
+        return await self._of_all(local.SLOW, SlowLogResponse, local.slow_page)
 
     async def _snapshots(self, _: HttpRequest) -> HttpResponse:
         report, records = await self._surveyor.take(), await self._read(self._details.snapshots)
@@ -123,6 +121,13 @@ class DetailPages:
         audited, silent = await self._surveyor.details_of_all(local.AUDIT, AuditReport)
         page = local.users_page(found, audited, silent, report.date_ms)
         return self._html("users", {**page, "server": report.server})
+
+    async def _of_all(
+        self, name: str, kind: type[Detail], page: Callable[[Mapping[str, Detail], Mapping[str, str]], dict[str, Any]]
+    ) -> HttpResponse:
+        """Return a page of what each server reports by the method with the page's name."""
+        found, silent = await self._surveyor.details_of_all(name, kind)
+        return self._html(name, {**page(found, silent), "server": self._surveyor.own().id})
 
     async def _read(self, work: Callable[[], Awaitable[T]]) -> T | str:
         """Return the result of `work`, which reads the metadata store, or the reason why there is none."""
