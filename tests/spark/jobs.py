@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from kvstore.client.pinned.pins import list_pins, unpin
+from kvstore.spark.snapshots.tasks import write_piece
 from tests.waiting import wait_until_blocking
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
     from kvstore.client import Client
     from kvstore.client.core.config import ClientConfig
+    from kvstore.spark.snapshots.manifest import DataFile
+    from kvstore.spark.snapshots.tasks import JobContext
+    from kvstore.spark.snapshots.work import SnapshotPart
     from tests.cluster.harness import Cluster
 
 LINGER_S = 200
@@ -58,6 +62,21 @@ def interrupted(frame: DataFrame, marker: Path, happens: Happening, *, after: in
     return frame.mapInArrow(pass_on, frame.schema)
 
 
+def interrupted_parts(marker: Path, happens: Happening) -> Callable[[JobContext, SnapshotPart], DataFile]:
+    """Return `write_piece` for the tasks of a snapshot. Once, when some task has read a batch of its part and not yet
+    written it, the ids of its family go into the file `marker`, and `happens()` is called."""
+
+    def interrupt() -> None:
+        if _is_first(marker):
+            marker.write_text(" ".join(str(each.pid) for each in family()))
+            happens()
+
+    def write(job: JobContext, piece: SnapshotPart) -> DataFile:
+        return write_piece(job, piece, interrupt)
+
+    return write
+
+
 def _is_first(marker: Path) -> bool:
     try:
         os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
@@ -72,8 +91,20 @@ def die() -> None:
 
 
 def kill_the_executor() -> None:
-    """It is the parent of the process that creates workers."""
-    psutil.Process().parents()[1].kill()
+    family()[0].kill()
+
+
+def family() -> list[psutil.Process]:
+    """Return the executor of this task, the process that creates its workers, and this worker."""
+    worker = psutil.Process()
+    daemon, executor = worker.parents()[:2]
+    return [executor, daemon, worker]
+
+
+def stop_the_executor() -> None:
+    """Stop the executor with its Python processes. They continue when a test tells them to."""
+    for each in family():
+        each.suspend()
 
 
 def linger() -> None:

@@ -4,21 +4,34 @@ snapshot is unchanged."""
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
-import psutil
 import pytest
 
 from kvstore.client import Client
+from kvstore.devcluster.processes import is_alive
 from kvstore.spark.session import open_session
+from kvstore.spark.snapshots import runners
 from kvstore.spark.snapshots.directory import DirectoryStore
 from tests.cluster.harness import Cluster
 from tests.spark.conftest import SETTINGS, stop_spark
-from tests.spark.jobs import Happening, fill, interrupted, kill_the_executor, linger, pairs, read
-from tests.spark.snapshots.taken import assert_right, meanwhile, take
+from tests.spark.jobs import (
+    Happening,
+    fill,
+    interrupted,
+    interrupted_parts,
+    kill_the_executor,
+    linger,
+    pairs,
+    read,
+    stop_the_executor,
+)
+from tests.spark.snapshots.taken import assert_right, take
 from tests.spark.standalone import spark_cluster, tasks, won_by_copies
 from tests.waiting import wait_until_blocking
 
@@ -38,8 +51,6 @@ SPECULATIVE = {
     "spark.ui.enabled": "true",
     "spark.ui.port": "0",
 }
-SLOW_BYTES_PER_S = 64 << 10
-"""For two tasks, each of which must be found in its middle, though this process may be delayed by seconds."""
 SPLIT_BYTES = 32 << 10
 ROWS = 2000
 
@@ -90,33 +101,16 @@ def test_read_outlives_an_executor(
 # ── snapshots ──
 
 
-def stop_a_task(spark: SparkSession, stopped: list[psutil.Process]) -> None:
-    """Stop an executor that is in the middle of a part, with its Python processes. An executor without a task may be
-    idle until the end."""
-    running = list[str]()
-
-    def has_running() -> list[str]:
-        running.extend(each["executorId"] for each in tasks(spark) if each["status"] == "RUNNING")
-        return running
-
-    wait_until_blocking(has_running, what="a task that runs")
-    daemon, executor = next(
-        found for found in _daemons() if f"--executor-id {running[0]} " in " ".join(found[1].cmdline())
-    )
-    for each in (*daemon.children(), daemon, executor):
-        each.suspend()
-        stopped.append(each)
+@contextmanager
+def interrupting(marker: Path, happens: Happening) -> Iterator[None]:
+    """Once, in a task that has begun to write a part of a snapshot, call `happens()`."""
+    with patch.object(runners, "write_piece", interrupted_parts(marker, happens)):
+        yield
 
 
-def _daemons() -> Iterator[tuple[psutil.Process, psutil.Process]]:
-    """Return, for each of our executors on this machine, the process that creates its workers, and the executor."""
-    for each in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):
-            parent = each.parent()
-            if "pyspark.daemon" not in " ".join(each.cmdline()) or parent is None or parent.name() != "java":
-                continue
-            if parent.ppid() != os.getpid():  # the driver has one too
-                yield each, parent
+def interrupted_family(marker: Path) -> list[int]:
+    """Return the ids of the executor that was interrupted and of its Python processes."""
+    return list(map(int, marker.read_text().split()))
 
 
 def is_idle(spark: SparkSession) -> bool:
@@ -126,16 +120,14 @@ def is_idle(spark: SparkSession) -> bool:
 def test_late_attempt_changes_nothing_in_a_published_snapshot(
     spark: SparkSession, cluster: Cluster, stored: dict[bytes, bytes], tmp_path: Path
 ) -> None:
-    store = DirectoryStore(tmp_path / "snapshots")
-    stopped: list[psutil.Process] = []
+    store, marker = DirectoryStore(tmp_path / "snapshots"), tmp_path / "stopped"
     try:
-        with copied(spark), meanwhile(store, lambda: stop_a_task(spark, stopped)):
-            manifest = take(spark, cluster, store, bytes_per_s=SLOW_BYTES_PER_S, split_bytes=SPLIT_BYTES)
+        with copied(spark), interrupting(marker, stop_the_executor):
+            manifest = take(spark, cluster, store, split_bytes=SPLIT_BYTES)
         assert_right(cluster, store, manifest)
     finally:
-        for each in stopped:
-            with suppress(psutil.NoSuchProcess):
-                each.resume()
+        for pid in interrupted_family(marker):
+            os.kill(pid, signal.SIGCONT)
     wait_until_blocking(lambda: is_idle(spark), timeout_s=60, what="the end of the attempt that woke up")
     assert_right(cluster, store, manifest)
     assert sorted(os.listdir(store.root)) == [".lock", manifest.id]
@@ -144,19 +136,11 @@ def test_late_attempt_changes_nothing_in_a_published_snapshot(
 def test_snapshot_outlives_an_executor(
     spark: SparkSession, cluster: Cluster, stored: dict[bytes, bytes], tmp_path: Path
 ) -> None:
-    store = DirectoryStore(tmp_path / "snapshots")
-    killed: list[psutil.Process] = []
-
-    def kill() -> None:
-        daemon, executor = next(_daemons())
-        killed.extend((executor, daemon, *daemon.children()))
-        executor.kill()
-
-    with meanwhile(store, kill):
-        manifest = take(spark, cluster, store, bytes_per_s=4 * SLOW_BYTES_PER_S, split_bytes=SPLIT_BYTES)
-    wait_until_blocking(
-        lambda: not any(each.is_running() for each in killed), what="the end of the executor's processes"
-    )
+    store, marker = DirectoryStore(tmp_path / "snapshots"), tmp_path / "killed"
+    with interrupting(marker, kill_the_executor):
+        manifest = take(spark, cluster, store, split_bytes=SPLIT_BYTES)
+    killed = interrupted_family(marker)
+    wait_until_blocking(lambda: not any(map(is_alive, killed)), what="the end of the executor's processes")
     # A Python worker outlives its executor for a moment. `prune` removes files that it writes while the driver removes
     # the folder of the work.
     left = store.remains()
