@@ -262,7 +262,7 @@ class BlockingEngine:
             link = self._choose(operation)
             if link is not None:
                 frames.setdefault(id(link), (link, []))[1].append(operation)
-        sent = [(link, link.start_frames(group, self.routing.ring_version)) for link, group in frames.values()]
+        sent = [(link, link.start_frames(group)) for link, group in frames.values()]
         for link, calls in sent:
             for call in calls:
                 self._absorb(link, link.collect(call))
@@ -273,7 +273,7 @@ class BlockingEngine:
         link = self._choose(operation)
         if link is None:
             return Unavailable("the client is closed") if self.is_closed else NoServerReachable()
-        answer, received = link.run(operation, self.routing.ring_version)
+        answer, received = link.run(operation)
         if isinstance(answer, NotAuthenticated):
             link.refuse(answer)
         self._absorb(link, received)
@@ -361,11 +361,11 @@ class BlockingEngine:
                 address,
                 clock,
                 attempt_s,
+                self.routing,
                 self.seen.tokens,
                 self._lock,
                 config.tls,
                 config.login,
-                lambda: self.routing.cluster,
             )
         except (OSError, ConfigError) as error:
             if not self.routing.is_known:
