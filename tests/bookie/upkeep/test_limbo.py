@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 
-from kvstore.bookie.journal.record import RECORD_HEADER_SIZE, RecordKind
-from kvstore.bookie.journal.reserve import Use
+from kvstore.bookie.journal.record import RecordKind
+from kvstore.bookie.journal.reserve import JournalFull, Use
 from kvstore.bookie.upkeep.limbo import is_complete, settle
 from kvstore.bookie.upkeep.reclaim import Reclaimer
 from kvstore.meta.lost import LOST_KEY, with_lost
@@ -70,9 +71,9 @@ def test_ledger_whose_first_fact_found_no_space_is_unknown_after_a_crash(world: 
         await shelf.storage.start(["the directory is a copy"])
         disk = world.node("b1").disk
         disk.set_capacity(1)
-        journal = shelf.storage.journal
-        while journal.bytes_left >= RECORD_HEADER_SIZE:
-            journal.append(RecordKind.LAC, 0, 99, 0, b"", use=Use.FACT)
+        with suppress(JournalFull):
+            while True:
+                shelf.storage.journal.append(RecordKind.LAC, 0, 99, 0, b"", use=Use.FACT)
         await shelf.storage.synced()
         assert await shelf.status(L, fence=True) is Status.IO_ERROR
         disk.mend()
