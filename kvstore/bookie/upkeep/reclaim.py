@@ -216,7 +216,8 @@ class Reclaimer:
         return bool(again) and any(not again.isdisjoint(each.touched) for each in older)
 
     async def _rewrite(self, segment: Segment, ledger: int) -> bool:
-        """Write the ledger's entries in `segment` to the journal again. Return False if any of them cannot be read."""
+        """Write the ledger's entries in `segment` to the journal again. Return False if any of them cannot be read or
+        found."""
         found = self._inventory.ledgers.get(ledger)
         written = 0
         for entry, place, size in found.index.inside(segment.file) if found is not None else ():
@@ -238,6 +239,16 @@ class Reclaimer:
                 await self._pause(written)
                 written = 0
         await self._pause(written)
+        return not self._has_lost_places(segment, ledger)
+
+    # docs/protocol.md B22
+    def _has_lost_places(self, segment: Segment, ledger: int) -> bool:
+        """Return True if the segment still has live entries of a ledger in limbo after its known entries were written
+        again. Their places were lost with the index file, and the disk may be able to read them later."""
+        found = self._inventory.ledgers.get(ledger)
+        if found is None or not found.is_limbo or segment.live.get(ledger, 0) <= 0:
+            return False
+        log.error("places of entries are lost, their segment is kept ledger=%d segment=%d", ledger, segment.file)
         return True
 
     async def _pause(self, written: int) -> None:

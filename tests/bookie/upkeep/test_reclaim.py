@@ -9,10 +9,12 @@ import pytest
 
 from kvstore.bookie.journal.record import RECORD_HEADER_SIZE, RecordKind
 from kvstore.bookie.journal.reserve import JournalFull
+from kvstore.bookie.upkeep.limbo import settle
 from kvstore.bookie.upkeep.reclaim import Reclaimer
 from kvstore.errors import MetadataUnavailable
 from kvstore.proto.bookkeeper import Status
 from kvstore.types import LedgerState
+from tests.bookie.index.index_support import damaged_block, index_files
 from tests.bookie.support import Metadata, Shelf, crash, in_world, lac_packet, metadata, run, segments, tiny
 from tests.sim.world.env import SimWorld
 from tests.sim.world.oplog import OpLog, crash_images
@@ -517,6 +519,36 @@ async def test_damaged_segment_is_removed_once_its_entries_are_replaced(
     assert damaged not in segments(world.node("b1").disk)
     if end == "repaired":
         await check_kept(store.shelf)
+
+
+def test_segment_with_lost_places_stays_until_its_ledger_is_repaired(world: SimWorld, meta: Metadata) -> None:
+    """The disk cannot read the segment while its damaged index is rebuilt, but may read it later (docs/protocol.md,
+    B22)."""
+
+    async def scenario() -> None:
+        store = await opened(world, meta)
+        await fill(store.shelf)
+        await pause(1)
+        disk = world.node("b1").disk
+        damaged_block(disk, index_files(disk)[0], ledger=KEPT)
+        disk.fail_reads(segments(disk)[0])
+        assert await store.shelf.status(KEPT, 0) is Status.UNKNOWN_LEDGER_STATE
+        delete(meta, GONE, FENCED)
+        await store.reclaimer.drop_deleted()
+        assert 1 not in await store.reclaimer.free_segments()
+        disk.mend()
+
+    async def again() -> None:
+        store = await opened(world, meta)
+        await check_kept(store.shelf)
+        meta.known[KEPT] = metadata(KEPT, state=LedgerState.CLOSED, last_entry=29)
+        assert await settle(store.shelf.storage, store.shelf.meta) == [KEPT]
+        assert 1 in await store.reclaimer.free_segments()
+        await check_kept(store.shelf)
+
+    run(world, scenario())
+    crash(world)
+    run(world, again())
 
 
 @in_world
