@@ -341,8 +341,9 @@ class BlockingEngine:
         with self._lock:
             self.routing.strengthen(operation)
             may_follow = operation.is_read and operation.level in (Level.SESSION, Level.STALE)
+            turn = self._favourite + operation.retries
             candidates = self.routing.candidates(
-                operation.partition, self._config.endpoints, follow=may_follow, turn=self._favourite
+                operation.partition, self._config.endpoints, follow=may_follow, turn=turn
             )
             found = (self._open(address) for address in candidates)
             return next((link for link in found if link is not None and link.is_ours), None)

@@ -14,6 +14,7 @@ from kvstore.client.core.config import parse_url
 from kvstore.client.core.values import RING
 from kvstore.errors import (
     ConditionFailed,
+    NotCaughtUp,
     NotLeader,
     OutcomeUnknown,
     Overloaded,
@@ -83,6 +84,35 @@ async def test_write_whose_answer_is_lost_is_applied_once(client: Face, servers:
 async def test_retryable_refusal_is_retried(client: Face, servers: Servers, error: StoreError) -> None:
     fail_next(servers, 3, error)
     assert await client.call("increment", b"n") == 1
+
+
+@pytest.mark.parametrize("error", [NotCaughtUp("behind"), Unavailable("no state")])
+@pytest.mark.parametrize("level", [Level.SESSION, Level.STALE])
+async def test_read_that_a_replica_cannot_answer_goes_to_another(
+    client: Face, servers: Servers, level: Level, error: StoreError
+) -> None:
+    """A replica that was started needs minutes for a long log, and refuses session and stale reads until then."""
+    key = servers.cluster.key_of(P1)
+    version = await client.call("put", key, b"v")
+    refusing = list[ModelServer]()
+
+    def install(server: ModelServer) -> None:
+        def intercept(op: Op, answer: Any) -> bool:
+            if op.level not in (Level.SESSION, Level.STALE):
+                return False
+            refusing.extend([] if refusing else [server])
+            if server not in refusing:
+                return False
+            asyncio.get_running_loop().call_soon(answer, error)
+            return True
+
+        server.intercept = intercept
+
+    for each in servers.cluster.servers:
+        install(each)
+    assert (await client.call("get", key, level=level)).version == version
+    assert key in [found for found, _ in await client.scan(level=level)]
+    assert len(refusing) == 1
 
 
 async def test_condition_refused_after_an_unknown_attempt_is_unknown(client: Face, servers: Servers) -> None:
