@@ -131,6 +131,23 @@ def test_killed_at_any_step_no_snapshot_appears_and_the_next_resumes(
     assert list(verify.problems_of(store, [manifest])) == []
 
 
+def test_moved_attempt_wins_over_another_one_of_its_piece(store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task whose result was lost ran twice. The driver was killed after it had moved the files."""
+    work = Work.begin(store, PLAN)
+    winners = {piece.name: attempt(work, piece) for piece in PIECES}
+    others = [attempt(work, PIECES[0]) for _ in range(8)]
+    last = max((*others, winners[PIECES[0].name]), key=lambda file: file.path)
+    with monkeypatch.context() as patched:
+        patched.setattr(RemotePath, "create", died)
+        with pytest.raises(Killed):
+            work.publish(PLAN, winners | {PIECES[0].name: last}, 2)
+    killed(work)
+    again = Work.abandoned_or_none(store, work.folder)
+    assert again is not None
+    manifest = again.publish(PLAN, again.finished(), 2)
+    assert list(verify.problems_of(store, [manifest])) == []
+
+
 def test_killed_after_the_manifest_the_snapshot_exists_and_is_not_repeated(
     store: RemoteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
