@@ -76,8 +76,8 @@ class RespConnection:
         self._parser = Parser()
         self._stream: Stream
         self._is_input_noted = False
-        """True while the server counts input bytes of this connection: commands that are incomplete or have not begun.
-        """
+        """True while the server counts input bytes of this connection: commands that are incomplete or have not begun,
+        and watched keys."""
         self._client_stream: ClientStream | None = None
         """The handler that took the connection over and serves a client."""
         self._trial: ServerTrial | None = None
@@ -129,7 +129,7 @@ class RespConnection:
             self.pipeline.continue_reading()
 
     def _note_input(self, queued: int = 0) -> None:
-        size = len(self._parser.kept) + queued + self.session.queued_bytes
+        size = len(self._parser.kept) + queued + self.session.held_bytes
         if size > UNAUTHENTICATED_INPUT_MAX and self.is_unauthenticated() and not self.pipeline.is_busy:
             return self.abandon(
                 f"NOAUTH Authentication required. Expected at most {UNAUTHENTICATED_INPUT_MAX} bytes before it"

@@ -421,6 +421,26 @@ async def test_queued_commands_are_bounded_per_connection_and_in_total(
         assert await two.ask(packed(b"EXEC"), b"*1\r\n+OK\r\n") == b"*1\r\n+OK\r\n"
 
 
+async def test_watched_keys_are_bounded_in_total(resp: RespPort, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each connection may watch 4 MiB of keys, and there may be 10,000 connections."""
+    keys = [b"{t}%0*d" % (4_000, number) for number in range(20)]
+    async with resp.raw() as one, resp.raw() as two:
+        await one.ask(packed(b"WATCH", *keys), b"+OK\r\n")
+        await wait_until(lambda: at_least(resp.server.statistics()["resp_input_bytes"], 80_000), what="it is counted")
+        assert await one.ask(packed(b"PING"), b"+PONG\r\n") == b"+PONG\r\n"
+        await one.ask(packed(b"UNWATCH"), b"+OK\r\n")
+        assert resp.server.statistics()["resp_input_bytes"] == 0
+        monkeypatch.setattr(resp_listener, "INPUT_BYTES_MAX", 120_000)
+        await one.ask(packed(b"WATCH", *keys), b"+OK\r\n")
+        two.writer.write(packed(b"WATCH", *keys[:10]))
+        assert await one.read_to_end() == b"-ERR the server holds too many incomplete commands; try again\r\n", (
+            "the largest is closed"
+        )
+        answer = b"+OK\r\n+OK\r\n*0\r\n"
+        assert await two.ask(packed(b"MULTI") + packed(b"EXEC"), answer) == answer
+        assert resp.server.statistics()["resp_input_bytes"] == 0
+
+
 # docs/protocol.md N5
 async def test_rate_admits_a_command_of_several_keys_whole_or_not_at_all(
     resp: RespPort, monkeypatch: pytest.MonkeyPatch
