@@ -28,7 +28,7 @@ from kvstore.partition.state.commands import Code, Level, Op, Sink
 from kvstore.partition.state.traits import INTERNAL
 from kvstore.server.config import Limits
 from kvstore.server.redis import listener as resp_listener
-from kvstore.server.redis.parser import BULK_BYTES_MAX
+from kvstore.server.redis.parser import AT_ONCE_MAX, BULK_BYTES_MAX
 from kvstore.server.redis.pipeline import reply_queue
 from kvstore.server.redis.pipeline.pipeline import BATCHED_MIN
 from tests.server.redis.resp_port import RespPort, redis_port
@@ -377,6 +377,23 @@ async def test_connections_of_one_network_leave_slots_for_another(tmp_path: Path
             for host in ("127.0.0.1", "127.0.1.1"):
                 assert (await (await opened(host))[0].read()).startswith(b"-ERR max number of clients")
         assert [await answer(each) for each in (few, *many[1:])] == [b"+PONG\r\n"] * 3
+
+
+@pytest.mark.parametrize("line", [b"PING\r\n", b"x\n", b"\n"], ids=["PING", "unknown", "empty"])
+async def test_client_has_its_turn_after_a_limited_number_of_commands(resp: RespPort, line: bytes) -> None:
+    """A single client that sent empty lines held the event loop of a node for seconds, and the node lost its leases."""
+    count, turns, most, before = 20_000, 0, 0, 0
+    async with resp.raw() as raw:
+        assert await raw.ask(packed(b"PING"), b"+PONG\r\n") == b"+PONG\r\n"
+        (connection,) = resp.server._connections
+        raw.writer.write(line * count + packed(b"QUIT"))
+        replies = asyncio.ensure_future(raw.read_to_end())
+        while not replies.done():
+            await asyncio.sleep(0)
+            turns, most, before = turns + 1, max(most, connection.replies.issued - before), connection.replies.issued
+        assert (await replies).count(b"\r\n") == count * (line != b"\n") + 1
+    assert turns >= count // AT_ONCE_MAX
+    assert most <= 2 * AT_ONCE_MAX
 
 
 async def test_incomplete_commands_are_bounded_over_all_connections(
