@@ -39,18 +39,9 @@ class Facts:
             return found
         if not self._journal.has_capacity(use, 2 * RECORD_HEADER_SIZE + len(key) + size):
             raise JournalFull
-        found = self._known(ledger, key)
+        found = self._inventory.known(ledger, key)
         self.note(RecordKind.KEY, flags | ADMITTED * found.is_admitted, found, -1, key, use=use)
         found.is_admitted |= bool(flags)
-        return found
-
-    def _known(self, ledger: int, key: bytes) -> Ledger:
-        """Return the ledger's record in the inventory, and create it if needed. A new ledger starts in limbo while
-        records of any ledger may be missing."""
-        is_new = ledger not in self._ledgers
-        found = self._inventory.known(ledger, key)
-        if is_new and self._inventory.is_limbo:
-            self.set_limbo(found, True)
         return found
 
     def fence(self, ledger: int, key: bytes) -> Status:
@@ -60,7 +51,7 @@ class Facts:
         if found is not None and found.is_fenced:
             return Status.OK
         try:
-            found = self._known(ledger, key)
+            found = self._inventory.known(ledger, key)
             self.note(RecordKind.FENCE, 0, found, -1, key)
         except JournalFull:
             return Status.IO_ERROR

@@ -89,20 +89,24 @@ async def establish(
 async def refuse_orphaned_directories(env: Env, config: StorageConfig, cookies: CookieStore) -> None:
     """Raise ConfigError if a node without the bookie role has the directories of a bookie that ledgers may still need.
     The entries there would be missing, and after the next such node no quorum would have them."""
-    path = f"{config.journal_dir}/{VERSION}"
-    if not env.disk.exists(path):
-        return
-    try:
-        bookie = decode_cookie(read_file(env.disk, path), what=path).bookie
-        await cookies.read(bookie)
-    except NoSuchNode:
-        return  # decommissioned
-    except Corrupted as error:
-        raise ConfigError(f"{error}: expected a node with a bookie, or {config.journal_dir} to be empty") from None
-    raise ConfigError(
-        f"{config.journal_dir} has the entries of bookie {bookie}, but this node has no bookie (roles, or "
-        f"bookies of [log]): give it one, or run `kvstore bookie decommission {bookie}` first"
-    )
+    for directory in _owned(env.disk, config):
+        path = f"{directory}/{VERSION}"
+        try:
+            bookie = decode_cookie(read_file(env.disk, path), what=path).bookie
+            await cookies.read(bookie)
+        except NoSuchNode:
+            continue  # decommissioned
+        except Corrupted as error:
+            raise ConfigError(f"{error}: expected a node with a bookie, or {directory} to be empty") from None
+        raise ConfigError(
+            f"{directory} has the entries of bookie {bookie}, but this node has no bookie (roles, or "
+            f"bookies of [log]): give it one, or run `kvstore bookie decommission {bookie}` first"
+        )
+
+
+def _owned(disk: Disk, config: StorageConfig) -> list[str]:
+    """Return the configured directories that belong to a bookie. Any of several may be lost or not mounted."""
+    return [each for each in config.directories if disk.exists(f"{each}/{VERSION}")]
 
 
 # docs/protocol.md B7
@@ -120,10 +124,10 @@ async def refuse_beside_another(env: Env, config: BookieConfig, bookies: Registr
     session lasts. That bookie runs on the original of which these directories are a copy. The check comes before the
     start is counted, so that the running bookie does not later take its own directories for a copy. Raises
     MetadataError."""
-    directory, ours = config.directories[0], config.advertise or config.listen
-    path = f"{directory}/{VERSION}"
-    if ours.endswith(":0") or not env.disk.exists(path):
+    owned, ours = _owned(env.disk, config), config.advertise or config.listen
+    if ours.endswith(":0") or not owned:
         return  # the registration itself will detect it
+    path = f"{owned[0]}/{VERSION}"
     try:
         bookie = decode_cookie(read_file(env.disk, path), what=path).bookie
     except (Corrupted, OSError):
@@ -134,7 +138,7 @@ async def refuse_beside_another(env: Env, config: BookieConfig, bookies: Registr
             return
         await asyncio.sleep(RETRY_S)
     raise ConfigError(
-        f"expected one process of bookie {bookie}, to which {directory} belongs, got another at {there}: never start a "
+        f"expected one process of bookie {bookie}, to which {owned[0]} belongs, got another at {there}: never start a "
         "bookie on a copy of its directories"
     )
 

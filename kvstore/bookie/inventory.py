@@ -321,12 +321,14 @@ class Inventory:
             ledger.is_limbo = not head.flags & CLEARED
             ledger.is_admitted &= not ledger.is_limbo
 
+    # docs/protocol.md B7
     def known(self, ledger: int, key: bytes = b"") -> Ledger:
-        """Return the ledger's record, and create it if there is none. `key` is recorded only if the ledger has no key
-        yet."""
+        """Return the ledger's record, and create it if there is none. A new ledger starts in limbo while records of any
+        ledger may be missing. `key` is recorded only if the ledger has no key yet."""
         found = self.ledgers.get(ledger)
         if found is None:
             found = self.ledgers[ledger] = Ledger(LedgerId(ledger), b"")
+            found.is_limbo = self.is_limbo
         if key and not found.key:
             found.key = key
             self._own_ledgers.saw(found.id, key)

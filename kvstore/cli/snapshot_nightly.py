@@ -16,7 +16,7 @@ from kvstore.cli.output import as_json
 from kvstore.cli.run_event import event_of, send_or_fault, url_fault
 from kvstore.cli.snapshot_options import Daily, MetricsFile, Monthly, To, Weekly
 from kvstore.cli.snapshot_taking import NIGHTLY, Taker, TakingOptions
-from kvstore.errors import Corrupted, MetadataUnavailable, Retryable, StoreError
+from kvstore.errors import Corrupted, MetadataUnavailable, OutcomeUnknown, Retryable, StoreError
 
 if TYPE_CHECKING:
     from kvstore.spark.snapshots.chains import SnapshotRetention
@@ -146,7 +146,7 @@ class Night:
 
     def fail(self, error: StoreError | OSError) -> None:
         """Note the error that ended the night."""
-        passes = isinstance(error, Retryable | MetadataUnavailable)
+        passes = isinstance(error, Retryable | OutcomeUnknown | MetadataUnavailable)
         is_damage = isinstance(error, Corrupted) and bool(self.taken)
         self.outcome = "damaged" if is_damage else "unavailable" if passes else "failed"
         self.error = str(error) or type(error).__name__

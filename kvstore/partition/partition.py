@@ -408,8 +408,9 @@ class Partition:
             raise NotLeader(self.id)
         return await self._pinning.answer(method, body)
 
-    async def _install_snapshot(self) -> None:
-        """Replace the state by another replica's. Raises StoreError if no replica's state could be installed."""
+    async def _install_snapshot(self, least: int) -> None:
+        """Replace the state by that of another replica, which must have applied at least sequence `least`. Raises
+        StoreError if no replica's state could be installed."""
         try:
             published = await self._claims.published()
         except MetadataError as error:
@@ -417,7 +418,7 @@ class Partition:
         failure: StoreError = Unavailable(f"partition {self.id}: no other replica is up to take the state from")
         for source in snapshots.best_sources(self._server, self.leader, published, self._replicas()):
             try:
-                await snapshots.install(self._peers, self.id, source, self.state)
+                await snapshots.install(self._peers, self.id, source, self.state, least)
                 await flush(self.state)
                 return
             except StoreError as error:

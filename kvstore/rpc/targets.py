@@ -7,6 +7,7 @@ the addresses with which it was opened. If the channel breaks, its user opens an
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -103,6 +104,8 @@ class NamedChannel:
         self._address, self._opens = address, opens
         self._channel: grpc.Channel | None = None
         self._is_closed = False
+        self._lock = threading.Lock()
+        """Held while a method is made, because gRPC crashes the process if that channel is closed."""
 
     def unary_unary(self, *args: Any, **options: Any) -> _Method:
         return _Method(self, "unary_unary", args, options)
@@ -116,22 +119,25 @@ class NamedChannel:
     def stream_stream(self, *args: Any, **options: Any) -> _Method:
         return _Method(self, "stream_stream", args, options)
 
-    def opened(self, timeout_s: float | None) -> grpc.Channel:
-        """Resolve the name if necessary and return the gRPC channel. The lookup takes at most `timeout_s` seconds.
-        Raises NotFound, and ValueError (as gRPC does) if the channel is closed."""
+    def method(self, kind: str, args: tuple[Any, ...], options: dict[str, Any], timeout_s: float | None) -> Any:
+        """Resolve the name if necessary and make a method of the gRPC channel. The lookup takes at most `timeout_s`
+        seconds. Raises NotFound, and ValueError (as gRPC does) if the channel is closed."""
+        places: Sequence[str] = ()
         if self._channel is None:
             try:
                 places = NAMES.find(host_of(self._address), *(() if timeout_s is None else (timeout_s,)))
             except OSError as error:
                 raise NotFound(error) from error
-            self._channel = self._channel or self._opens(places)
-        if self._is_closed:
-            self._channel.close()
-            raise ValueError("Cannot invoke RPC on closed channel!")
-        return self._channel
+        with self._lock:
+            if self._is_closed:
+                raise ValueError("Cannot invoke RPC on closed channel!")
+            if self._channel is None:
+                self._channel = self._opens(places)
+            return getattr(self._channel, kind)(*args, **options)
 
     def close(self) -> None:
-        self._is_closed = True
+        with self._lock:
+            self._is_closed = True
         if self._channel is not None:
             self._channel.close()
 
@@ -163,6 +169,5 @@ class _Method:
 
     def _opened(self, timeout_s: float | None) -> Any:
         if self._method is None:
-            channel = self._channel.opened(timeout_s)
-            self._method = getattr(channel, self._kind)(*self._args, **self._options)
+            self._method = self._channel.method(self._kind, self._args, self._options, timeout_s)
         return self._method

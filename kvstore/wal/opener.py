@@ -17,6 +17,7 @@ from typing import assert_never
 
 from kvstore.env.ports import Nursery
 from kvstore.errors import BookieError, LedgerError, LedgerFenced, NotRecoverable, StoreError, VersionConflict
+from kvstore.meta.lost import given_up
 from kvstore.proto.bookkeeper import RECOVERY_PRIORITY
 from kvstore.proto.digest import EntryDigest, Packet, master_key
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState
@@ -107,8 +108,13 @@ class LedgerTakeover:
             self._length = (await self._read_last()).length
         log.info("ledger recovered ledger=%d last_entry=%d written_back=%d", self.ledger, self.last, run.written_back)
 
-    async def last_payload(self) -> bytes:
-        """Return the payload of the last entry. Raises NotRecoverable if it cannot be read now."""
+    # docs/protocol.md A14
+    async def last_payload(self) -> bytes | None:
+        """Return the payload of the last entry, or None if the entry is marked as lost. Raises NotRecoverable if it
+        cannot be read now."""
+        assert self._snapshot is not None, "take_over comes first"
+        if given_up(self._snapshot)(self.last):
+            return None
         return (await self._read_last()).payload
 
     async def _read_last(self) -> Packet:

@@ -168,10 +168,11 @@ class LogTakeover:
 
     async def _is_released(self, taken: list[LedgerTakeover]) -> bool:
         """Return True if the last entry of the recovered log is a release record, with which the former leader has
-        stopped answering reads permanently."""
+        stopped answering reads permanently. An entry that is marked as lost may have been anything."""
         for each in reversed(taken):
             if each.last != NO_ENTRY:
-                return self._is_release(await each.last_payload())
+                payload = await each.last_payload()
+                return payload is not None and self._is_release(payload)
         return False
 
     # docs/protocol.md P17, G8, G28

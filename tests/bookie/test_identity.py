@@ -6,13 +6,23 @@ from copy import deepcopy
 
 import pytest
 
-from kvstore.bookie.identity import BookieIdentity, establish, refuse_orphaned_directories, remember_start
+from kvstore.bookie.config import StorageConfig
+from kvstore.bookie.identity import (
+    BookieIdentity,
+    establish,
+    refuse_beside_another,
+    refuse_orphaned_directories,
+    remember_start,
+)
 from kvstore.errors import ConfigError, MetadataUnknown, NoSuchNode
 from kvstore.meta import paths
 from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.cookies import Cookie, decode_cookie
 from kvstore.meta.memory import MemoryStore, MemoryTree
-from kvstore.meta.store import Delete, SetData
+from kvstore.meta.registration import RegistrationClient
+from kvstore.meta.service_info import encode_service_info
+from kvstore.meta.store import Delete, SetData, ensure_path
+from tests.bookie.directories.support import A, B, Naming, open_spread
 from tests.bookie.support import crash, run, tiny
 from tests.sim.world.disk import SimDisk
 from tests.sim.world.env import SimWorld
@@ -306,3 +316,45 @@ def test_node_without_bookie_starts_only_if_nobody_counts_on_one(world: SimWorld
         look()
     tree.apply(1, [Delete(path, -1)])
     look()
+
+
+@pytest.mark.parametrize("left", [A, B])
+def test_node_without_bookie_is_refused_for_each_of_several_directories(
+    world: SimWorld, tree: MemoryTree, left: str
+) -> None:
+    """Also if the first disk is not mounted."""
+
+    async def work() -> str:
+        shelf = await open_spread(world, MemoryStore(tree), Naming())
+        return str(shelf.storage.bookie)
+
+    bookie = run(world, work())
+    crash(world)
+    disk_of(world).exchange(B if left == A else A)
+    config = StorageConfig(journal_dirs=(A, B), index_dir="disk0/index")
+    with pytest.raises(ConfigError, match=f"{left} has the entries of bookie {bookie}"):
+        run(world, refuse_orphaned_directories(world.env("b1"), config, CookieStore(MemoryStore(tree))))
+
+
+@pytest.mark.parametrize("lost", [A, B])
+def test_copy_without_one_directory_is_refused_before_its_start_counts(
+    world: SimWorld, tree: MemoryTree, lost: str
+) -> None:
+    """Otherwise the bookie that runs on the original takes its own directories for the copy (docs/protocol.md, B34)."""
+    store = MemoryStore(tree)
+
+    async def work() -> str:
+        shelf = await open_spread(world, store, Naming())
+        await ensure_path(store, paths.AVAILABLE)
+        await store.create(paths.available(shelf.storage.bookie), encode_service_info("elsewhere:3181"))
+        return str(shelf.storage.bookie)
+
+    async def copy() -> None:
+        config = tiny(journal_dirs=(A, B), index_dir="disk0/index", lost_dirs=(lost,), listen="here:3181")
+        await refuse_beside_another(world.env("b1"), config, RegistrationClient(store))
+
+    bookie = run(world, work())
+    crash(world)
+    disk_of(world).exchange(lost)
+    with pytest.raises(ConfigError, match=f"one process of bookie {bookie}.*elsewhere:3181"):
+        run(world, copy())

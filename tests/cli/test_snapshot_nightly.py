@@ -17,7 +17,7 @@ import pytest
 
 from kvstore.cli import run_event
 from kvstore.cli.main import main
-from kvstore.errors import Corrupted, StoreError, Unavailable
+from kvstore.errors import Corrupted, OutcomeUnknown, StoreError, Unavailable
 from kvstore.spark.snapshots.directory import DirectoryStore
 from kvstore.spark.snapshots.legal_holds import LegalHold
 from kvstore.spark.snapshots.manifest import Manifest
@@ -119,6 +119,7 @@ def test_night_that_cannot_continue_takes_a_full_one_and_says_why(run: Run, job:
     ("error", "outcome", "code"),
     [
         (Unavailable("no server answers"), "unavailable", 3),
+        (OutcomeUnknown("no server answered within 30 s"), "unavailable", 3),
         (StoreError("no"), "failed", 1),
         (OSError(28, "No space left on device"), "failed", 1),
         (Corrupted("a file is not as its task wrote it"), "failed", 1),

@@ -34,7 +34,7 @@ from kvstore.partition.state.transfer import StateExport, StateImport
 from kvstore.partition.versioning import Versioning
 from kvstore.proto import entry_pb2
 from kvstore.ring.hashing import TOKENS
-from kvstore.types import EntryId, LedgerId, PartitionId, Position, ServerId
+from kvstore.types import EntryId, LedgerId, PartitionId, Position, Seq, ServerId
 from tests.partition.effects import P1, Writer, state_over
 from tests.partition.one_partition import Partition
 from tests.partition.state.engine_memory import MemoryEngine
@@ -124,7 +124,7 @@ def test_state_unreadable_once_complete_is_emptied(
 
 @pytest.mark.parametrize("error", [ClusterTooNew("a"), WrittenByNewer("b")], ids=lambda error: type(error).__name__)
 async def test_replica_stops_when_it_cannot_read_its_log(error: StoreError) -> None:
-    async def install() -> None:
+    async def install(_: Seq) -> None:
         raise error
 
     tail = SimpleNamespace(_install_snapshot=install)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -17,7 +18,7 @@ from kvstore.env.tls import Tls
 from kvstore.errors import Unavailable
 from kvstore.rpc.channels import open_aio_channel, open_channel
 from kvstore.rpc.status import from_rpc_error
-from kvstore.rpc.targets import needs_lookup, target_of
+from kvstore.rpc.targets import NamedChannel, needs_lookup, target_of
 from tests.waiting import PATIENCE_S
 
 
@@ -118,3 +119,48 @@ def test_closed_channel_makes_no_calls(served: Any) -> None:
     channel.close()
     with pytest.raises(ValueError, match="closed channel"):
         channel.unary_unary("/test.Test/Echo")(b"hello", timeout=PATIENCE_S)
+
+
+def test_method_is_not_made_for_a_channel_that_another_thread_closes() -> None:
+    """gRPC crashes the process if a method is made for a closed channel."""
+    has_come, made = threading.Event(), list[bool]()
+
+    class Channel:
+        is_closed = False
+
+        @property
+        def unary_unary(self) -> Callable[..., Any]:
+            closing.start()
+            assert has_come.wait(PATIENCE_S)
+            return self._make
+
+        def _make(self, *_: Any, **__: Any) -> Callable[..., None]:
+            made.append(self.is_closed)
+            return lambda *_, **__: None
+
+        def close(self) -> None:
+            self.is_closed = True
+            has_come.set()
+
+    class Lock:
+        """A lock that reports the thread that closes the channel, which has to wait."""
+
+        def __init__(self) -> None:
+            self._lock = threading.Lock()
+
+        def __enter__(self) -> None:
+            if threading.current_thread() is closing:
+                has_come.set()
+            self._lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            self._lock.release()
+
+    inner = Channel()
+    named = NamedChannel("localhost:1", lambda places: cast("grpc.Channel", inner))
+    named._lock = cast("threading.Lock", Lock())
+    closing = threading.Thread(target=named.close)
+    named.unary_unary("/test.Test/Echo")(b"", timeout=PATIENCE_S)
+    closing.join(PATIENCE_S)
+    assert made == [False]
+    assert inner.is_closed

@@ -134,9 +134,8 @@ class AsyncLinks:
 
     def _candidates(self, operation: ClientOperation) -> Iterator[str]:
         may_follow = operation.is_read and operation.level in (Level.SESSION, Level.STALE)
-        return self._routing.candidates(
-            operation.partition, self._config.endpoints, follow=may_follow, turn=self._favourite
-        )
+        turn = self._favourite + operation.retries
+        return self._routing.candidates(operation.partition, self._config.endpoints, follow=may_follow, turn=turn)
 
     def _remember(self, operation: ClientOperation, address: str, link: AsyncLink) -> None:
         if address == self._routing.leader_of(operation.partition):

@@ -262,7 +262,7 @@ class BlockingEngine:
             link = self._choose(operation)
             if link is not None:
                 frames.setdefault(id(link), (link, []))[1].append(operation)
-        sent = [(link, link.start_frames(group, self.routing.ring_version)) for link, group in frames.values()]
+        sent = [(link, link.start_frames(group)) for link, group in frames.values()]
         for link, calls in sent:
             for call in calls:
                 self._absorb(link, link.collect(call))
@@ -273,7 +273,7 @@ class BlockingEngine:
         link = self._choose(operation)
         if link is None:
             return Unavailable("the client is closed") if self.is_closed else NoServerReachable()
-        answer, received = link.run(operation, self.routing.ring_version)
+        answer, received = link.run(operation)
         if isinstance(answer, NotAuthenticated):
             link.refuse(answer)
         self._absorb(link, received)
@@ -341,8 +341,9 @@ class BlockingEngine:
         with self._lock:
             self.routing.strengthen(operation)
             may_follow = operation.is_read and operation.level in (Level.SESSION, Level.STALE)
+            turn = self._favourite + operation.retries
             candidates = self.routing.candidates(
-                operation.partition, self._config.endpoints, follow=may_follow, turn=self._favourite
+                operation.partition, self._config.endpoints, follow=may_follow, turn=turn
             )
             found = (self._open(address) for address in candidates)
             return next((link for link in found if link is not None and link.is_ours), None)
@@ -361,11 +362,11 @@ class BlockingEngine:
                 address,
                 clock,
                 attempt_s,
+                self.routing,
                 self.seen.tokens,
                 self._lock,
                 config.tls,
                 config.login,
-                lambda: self.routing.cluster,
             )
         except (OSError, ConfigError) as error:
             if not self.routing.is_known:

@@ -22,6 +22,7 @@ import grpc
 from kvstore.client.core.batching import answered, cut, frame_of
 from kvstore.client.core.operation import ClientOperation
 from kvstore.client.core.retries import lost
+from kvstore.client.core.routing import Routing
 from kvstore.env import Clock
 from kvstore.env.tls import Tls
 from kvstore.errors import NotAuthenticated, OutcomeUnknown, PermissionDenied, Retryable, StoreError, Unavailable
@@ -82,14 +83,13 @@ class BlockingLink:
         address: str,
         clock: Clock,
         attempt_s: float,
+        routing: Routing,
         tokens: Mapping[str, int],
         guard: threading.Lock,
         tls: Tls | None,
         login: Login | None = None,
-        cluster: Callable[[], str] = str,
     ) -> None:
-        """`cluster` returns the id of the client's cluster, as far as it is known. Each frame names it, because a
-        channel reconnects by itself, and another cluster's server may listen there by then."""
+        """`guard` is the client's lock, which guards `routing` and `tokens`."""
         self.address = address
         self.is_broken = False
         """True if an answer did not come, so that another link must be used."""
@@ -101,8 +101,8 @@ class BlockingLink:
         self.has_served = False
         """True if it has received answers, so that its login was accepted once."""
         self.frames = 0
-        self._clock, self._attempt_s, self._tokens, self._guard = clock, attempt_s, tokens, guard
-        self._cluster = cluster
+        self._clock, self._attempt_s = clock, attempt_s
+        self._routing, self._tokens, self._guard = routing, tokens, guard
         self._channel = open_channel(address, tls, login=login)
         self._stub = kv_pb2_grpc.KVStub(self._channel)
         self._lock = threading.Lock()
@@ -129,7 +129,7 @@ class BlockingLink:
         self.has_served = True
         return message
 
-    def run(self, operation: ClientOperation, ring_version: int) -> tuple[Any, list[kv_pb2.Answers]]:
+    def run(self, operation: ClientOperation) -> tuple[Any, list[kv_pb2.Answers]]:
         """Return the answer to the operation or a StoreError, and the messages that this caller received for all."""
         waiter = operation.waiter = CallWaiter()
         received: list[kv_pb2.Answers] = []
@@ -144,7 +144,7 @@ class BlockingLink:
             if not waiter.has_baton:
                 return waiter.answer, received
             while not waiter.is_answered:
-                received.extend(self._send_queued(ring_version))
+                received.extend(self._send_queued())
         except BaseException:  # a bug here: a baton that is not passed on blocks all callers
             self._give_up(operation)
             raise
@@ -168,14 +168,14 @@ class BlockingLink:
             waiter.wait(min(deadline, due_at) - now)
         return True
 
-    def start_frames(self, operations: Sequence[ClientOperation], ring_version: int) -> list[Sent]:
+    def start_frames(self, operations: Sequence[ClientOperation]) -> list[Sent]:
         """Send one caller's operations without waiting. Each call must be collected."""
         for operation in operations:
             operation.waiter = CallWaiter()
         queue = deque(operations)
         sent = []
         while queue:
-            sent.append(self._start(cut(queue), ring_version))
+            sent.append(self._start(cut(queue)))
         return sent
 
     def collect(self, sent: Sent) -> list[kv_pb2.Answers]:
@@ -201,7 +201,7 @@ class BlockingLink:
         if not is_busy:
             self.close()
 
-    def _send_queued(self, ring_version: int) -> list[kv_pb2.Answers]:
+    def _send_queued(self) -> list[kv_pb2.Answers]:
         """Send queued operations in this thread and wait for the answers: a call that another thread completes takes
         half as long again."""
         with self._lock:
@@ -210,7 +210,7 @@ class BlockingLink:
             return []
         self._due_at = self._when_due()
         try:
-            frame, numbered, time_s = self._frame(operations, ring_version)
+            frame, numbered, time_s = self._frame(operations)
             try:
                 return self._settle(lambda: self._stub.Execute(frame, timeout=time_s), numbered)
             except ValueError:  # gRPC raises it for a closed channel
@@ -221,27 +221,30 @@ class BlockingLink:
                     operation.waiter.set(lost(operation, "its sender was interrupted"))
             raise
 
-    def _start(self, operations: Sequence[ClientOperation], ring_version: int) -> Sent:
-        frame, numbered, time_s = self._frame(operations, ring_version)
+    def _start(self, operations: Sequence[ClientOperation]) -> Sent:
+        frame, numbered, time_s = self._frame(operations)
         try:
             return self._stub.Execute.future(frame, timeout=time_s), numbered, time_s
         except ValueError:
             return None, numbered, time_s
 
-    def _frame(
-        self, operations: Sequence[ClientOperation], ring_version: int
-    ) -> tuple[kv_pb2.Frame, dict[int, ClientOperation], float]:
-        """Return a frame, its operations by number, and the maximum time of its call in seconds."""
+    # docs/protocol.md M16
+    def _frame(self, operations: Sequence[ClientOperation]) -> tuple[kv_pb2.Frame, dict[int, ClientOperation], float]:
+        """Return a frame, its operations by number, and the maximum time of its call in seconds.
+
+        The frame names the ring that the client knows now: its sender may have waited while the ring changed, and other
+        callers have queued since. It names the cluster, because a channel reconnects by itself, and another cluster's
+        server may listen there by then."""
         longest = max(operation.deadline for operation in operations) - self._clock.now()
         time_s = min(max(longest, 0.001), self._attempt_s)
         with self._guard:
             frame, numbered = frame_of(
                 operations,
                 1,
-                ring_version=ring_version,
+                ring_version=self._routing.ring_version,
                 timeout_ms=max(1, int(time_s * 1000)),
                 tokens=self._tokens,
-                cluster=self._cluster(),
+                cluster=self._routing.cluster,
             )
         for operation in operations:
             operation.is_sent = True

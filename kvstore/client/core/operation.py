@@ -53,6 +53,8 @@ class ClientOperation(Struct, eq=False):
     """Leader time that it carries."""
     renumbered: int = 0
     """How often it has received another id."""
+    retries: int = 0
+    """How often it was sent again."""
     is_sent: bool = False
     """True if the current attempt has been sent."""
     is_unknown: bool = False

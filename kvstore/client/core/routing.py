@@ -69,8 +69,9 @@ class Routing:
         return owners[bisect_left(bounds, self.hash.token_of(key))]
 
     def redirect(self, operation: ClientOperation) -> None:
-        """Give an operation that is sent again the partition of its key. Raises Moved if it names a partition that has
-        left the ring."""
+        """Give an operation that is sent again the partition of its key, and another replica its turn. Raises Moved if
+        it names a partition that has left the ring."""
+        operation.retries += 1
         if not names_its_partition(operation):
             operation.partition = self.partition_of(operation.key)
         elif operation.partition not in self.partitions:

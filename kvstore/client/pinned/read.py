@@ -140,9 +140,11 @@ def _stream(
 ) -> Iterator[SplitPage]:
     """Yield the pages of one stream. Workers make all calls into gRPC. Raises grpc.RpcError, OSError, ConfigError."""
     channel = open_channel(address, split.tls, paging(), login)
+    # Not in `begin`, which may run when the channel is closed: making a stub of a closed channel crashes the process.
+    stub = data_pb2_grpc.DataStub(channel)
 
     def begin() -> Iterator[data_pb2.PinnedPage]:
-        call: Iterator[data_pb2.PinnedPage] = data_pb2_grpc.DataStub(channel).ReadPinned(request, timeout=STREAM_S)
+        call: Iterator[data_pb2.PinnedPage] = stub.ReadPinned(request, timeout=STREAM_S)
         return call
 
     try:

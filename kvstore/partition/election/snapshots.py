@@ -121,11 +121,11 @@ def best_sources(
     return sorted(up, key=lambda each: (published[each].is_stopped, each == leader, -published[each].seq, each))
 
 
-async def install(peers: Peers, partition: PartitionId, source: ServerId, state: ReplicaState) -> None:
-    """Replace `state` by the state of the replica on `source`, which must not be behind it. Raises StoreError; the
-    state is then empty or unchanged."""
+async def install(peers: Peers, partition: PartitionId, source: ServerId, state: ReplicaState, least: int = 0) -> None:
+    """Replace `state` by the state of the replica on `source`, which must not be behind it, and must have applied at
+    least sequence `least`. Raises StoreError; the state is then empty or unchanged."""
     begun = orjson.loads(await peers.call(source, partition, BEGIN, b"", CALL_S))
-    if begun["seq"] < state.seq:  # docs/protocol.md G26
+    if begun["seq"] < max(state.seq, least):  # docs/protocol.md G26
         raise Unavailable(
             f"partition {partition}: {source} has applied up to sequence {begun['seq']}, and this replica up to "
             f"{state.seq}"

@@ -12,6 +12,7 @@ from kvstore.errors import (
     LedgerError,
     MetadataError,
     MetadataLost,
+    NoSuchEntry,
     NoSuchLedger,
     StoreError,
     Unavailable,
@@ -32,7 +33,8 @@ log = logging.getLogger(__name__)
 POLL_MS = 10_000
 """Milliseconds of one read. Entries that arrive meanwhile are delivered at once."""
 RETRY_S, DELETED_S = 0.1, 5.0
-"""Seconds between two attempts to read; the second applies if the next ledger is deleted or undecodable."""
+"""Seconds between two attempts to read; the second applies if the next ledger is deleted or undecodable, or the
+next entry is marked as lost."""
 NO_SPACE_RETRY_S = 1.0
 """Seconds between two attempts to write to an engine that found no space."""
 ENTRIES_PER_TURN = 16
@@ -47,8 +49,10 @@ class Tail:
         partition: PartitionId,
         state: ReplicaState,
         logs: PartitionLogs,
-        install_snapshot: Callable[[], Awaitable[None]],
+        install_snapshot: Callable[[int], Awaitable[None]],
     ) -> None:
+        """`install_snapshot` replaces the state by another replica's, if that replica has applied at least the given
+        sequence. Raises StoreError if there is none."""
         self._partition, self._state, self._logs = partition, state, logs
         self._install_snapshot = install_snapshot
         self._progress = asyncio.Event()
@@ -108,7 +112,7 @@ class Tail:
                     log.error("%s", error)
                 self.on_lost(self.position)
                 await asyncio.sleep(DELETED_S)
-            except (LedgerDeleted, UndecodableNode) as error:  # it lasts until an operator acts
+            except (LedgerDeleted, UndecodableNode, NoSuchEntry) as error:  # it lasts until an operator acts
                 if str(error) != self._last_logged:
                     self._last_logged = str(error)
                     log.error(
@@ -116,6 +120,8 @@ class Tail:
                     )
                 if self._state.position is None and isinstance(error, UndecodableNode):
                     await self._install()  # this replica loses no state by it
+                elif isinstance(error, NoSuchEntry):  # docs/protocol.md A14
+                    await self._install(self._state.seq + 1)  # of a replica that is past the lost entry
                 await asyncio.sleep(DELETED_S)
             except (LedgerError, MetadataError) as error:
                 log.debug("partition=%s tail waits: %s", self._partition, error)
@@ -173,9 +179,9 @@ class Tail:
             self.take(entries[start : start + ENTRIES_PER_TURN])
             await asyncio.sleep(0)
 
-    async def _install(self) -> None:
+    async def _install(self, least: int = 0) -> None:
         try:
-            await self._install_snapshot()
+            await self._install_snapshot(least)
         except (ClusterTooNew, WrittenByNewer):
             raise
         except StoreError as error:

@@ -21,7 +21,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from kvstore.env.nursery import shielded
-from kvstore.errors import Corrupted, LedgerError, MetadataError, NoSuchLedger, PositionTrimmed, StoreError, Unavailable
+from kvstore.errors import (
+    Corrupted,
+    LedgerError,
+    MetadataError,
+    NoSuchEntry,
+    NoSuchLedger,
+    PositionTrimmed,
+    StoreError,
+    Unavailable,
+)
 from kvstore.partition.state.changes import FeedEntry, Interest, feed_entry_of
 from kvstore.types import NO_ENTRY, PartitionId, Position, Seq
 from kvstore.wal.ledger_list import BEGINNING
@@ -99,7 +108,7 @@ class LiveTail:
             await asyncio.sleep(RETRY_S)
 
     async def _follow(self) -> None:
-        if not self._opened.done() or self.failure is None or isinstance(self.failure, NoSuchLedger):
+        if not self._opened.done() or self.failure is None or isinstance(self.failure, (NoSuchLedger, NoSuchEntry)):
             self._begin(*end_of(await self._logs.seeker.end(self.partition)))
         reader = self._logs.reader(self.partition, self.end, batch_bytes=BATCH_BYTES)
         try:
@@ -301,6 +310,9 @@ class FeedCursor:
             except NoSuchLedger:
                 await self._stop_reading()
                 await self._pass_over_trimmed()
+            except NoSuchEntry:
+                await self._stop_reading()
+                raise await self._after_loss() from None
             except (LedgerError, MetadataError, Corrupted) as error:
                 await self._stop_reading()
                 raise Unavailable(f"partition {self.partition}: its log cannot be read now: {error}") from error
@@ -319,6 +331,16 @@ class FeedCursor:
         if not has_all or not found.listed.ledgers:
             raise PositionTrimmed(self.partition, self.seq, oldest)
         self.position = Position(found.listed.ledgers[0].id, NO_ENTRY)
+
+    # docs/protocol.md A14
+    async def _after_loss(self) -> StoreError:
+        """Return the error of a reader whose next entry is marked as lost. The lost entries may reach up to the end
+        of the log, so the end is the oldest position that can be read from."""
+        try:
+            _, seq, _ = end_of(await self._logs.seeker.end(self.partition))
+        except StoreError as error:
+            return Unavailable(f"partition {self.partition}: its log cannot be read now: {error}")
+        return PositionTrimmed(self.partition, self.seq, seq)
 
     async def _stop_reading(self) -> None:
         reader, self._reader = self._reader, None

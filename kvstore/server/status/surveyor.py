@@ -113,6 +113,11 @@ class Surveyor:
         self.watcher: Callable[[ClusterReport], None] | None = None
         """Called with each regular survey, every WATCH_S seconds."""
 
+    @property
+    def server(self) -> ServerId:
+        """This server."""
+        return self._node.id
+
     def start(self) -> None:
         """Start regular surveys for metrics and alerts. Each survey costs one call to each other server; there is
         one every WATCH_S seconds."""

@@ -81,7 +81,7 @@ class DetailPages:
     async def _ledgers_page(self, request: HttpRequest) -> HttpResponse:
         """Return the page with the ledgers of a partition's log, or a page of the ledgers of a bookie."""
         partition, bookie = request.parameter("partition"), request.parameter("bookie")
-        server = self._surveyor.own().id
+        server = self._surveyor.server
         if not partition and not bookie:
             return text_response("400: expected ?partition=ID, for example p1, or ?bookie=ID, got none\n", 400, HEADERS)
         try:
@@ -127,7 +127,7 @@ class DetailPages:
     ) -> HttpResponse:
         """Return a page of what each server reports by the method with the page's name."""
         found, silent = await self._surveyor.details_of_all(name, kind)
-        return self._html(name, {**page(found, silent), "server": self._surveyor.own().id})
+        return self._html(name, {**page(found, silent), "server": self._surveyor.server})
 
     async def _read(self, work: Callable[[], Awaitable[T]]) -> T | str:
         """Return the result of `work`, which reads the metadata store, or the reason why there is none."""

@@ -64,15 +64,20 @@ def export(
         from deltalake.exceptions import DeltaError
     except ImportError:
         raise ConfigError(f"deltalake is not installed: {install_hint('node', 'delta')}") from None
+    added: list[str] = []
     with _one_line_errors(table, DeltaError):
-        at = _state_or_none(deltalake, table)
-        missing = _missing(chain, at, table)
-        for manifest in missing:
-            if manifest.parent is None:
-                _write(deltalake, store, manifest, table, "error" if at is None else "overwrite", done, types)
+        while True:
+            # A commit to the version whose state was checked fails if another call has committed meanwhile.
+            opened = deltalake.DeltaTable(table) if deltalake.DeltaTable.is_deltatable(table) else None
+            missing = _missing(chain, None if opened is None else _state_of(opened, table), table)
+            if not missing:
+                break
+            if missing[0].parent is None:
+                _write(deltalake, store, missing[0], opened or table, done, types)
             else:
-                _merge(deltalake, store, manifest, table, done, types)
-    return [each.id for each in missing]
+                _merge(deltalake, store, missing[0], opened, done, types)
+            added.append(missing[0].id)
+    return added
 
 
 @contextmanager
@@ -86,12 +91,10 @@ def _one_line_errors(table: str, kind: type[Exception]) -> Iterator[None]:
         raise Unavailable(f"the table at {table} could not be read or written: {what}") from error
 
 
-def _state_or_none(deltalake: Any, table: str) -> TableState | None:
-    """Return the snapshot that the table contains, or None if there is no table. Raises InvalidRequest if someone
-    else has created the table or written to it."""
-    if not deltalake.DeltaTable.is_deltatable(table):
-        return None
-    commits = [each for each in deltalake.DeltaTable(table).history() if each.get("operation") not in KEEPS_ROWS]
+def _state_of(opened: Any, table: str) -> TableState:
+    """Return the snapshot that the table contains. Raises InvalidRequest if someone else has created the table or
+    written to it."""
+    commits = [each for each in opened.history() if each.get("operation") not in KEEPS_ROWS]
     if not commits or not all(each.get(SNAPSHOT) and each.get(CLUSTER) and each.get(UNTIL) for each in commits):
         raise InvalidRequest(f"the table at {table} has versions that are not snapshots; choose another path")
     last = commits[0]
@@ -122,17 +125,18 @@ def _write(
     deltalake: Any,
     store: SnapshotStore,
     manifest: Manifest,
-    table: str,
-    mode: str,
+    table: Any,
     done: Callable[[int], None],
     types: Types,
 ) -> None:
+    """Write a full snapshot to a new table, whose place `table` is, or over all rows of an opened table."""
+    mode = "error" if isinstance(table, str) else "overwrite"
     rows = pa.RecordBatchReader.from_batches(_schema(types), _batches(store, manifest, done, types))
     deltalake.write_deltalake(table, rows, mode=mode, commit_properties=_commit_properties(deltalake, manifest))
 
 
 def _merge(
-    deltalake: Any, store: SnapshotStore, manifest: Manifest, table: str, done: Callable[[int], None], types: Types
+    deltalake: Any, store: SnapshotStore, manifest: Manifest, opened: Any, done: Callable[[int], None], types: Types
 ) -> None:
     """Merge an incremental snapshot in one commit, so that the table is never between two snapshots. To make that
     possible, first gather the last change of each key in memory."""
@@ -145,8 +149,7 @@ def _merge(
             last, waiting = _newest(pa.concat_tables([last, pa.Table.from_batches(waiting)])), []
     last = _newest(pa.concat_tables([last, pa.Table.from_batches(waiting, schema)]))
     (
-        deltalake.DeltaTable(table)
-        .merge(
+        opened.merge(
             source=last,
             predicate="old.key = new.key",
             source_alias="new",

@@ -130,7 +130,8 @@ class DirectoryStore(SnapshotStore):
         """Hold a shared lock on each manifest during the block. The locks end with this process if it dies."""
         with ExitStack() as held:
             for each in snapshots:
-                file = held.enter_context(open(self.folder(each) / manifests.NAME, "rb"))
+                path = self.folder(each) / manifests.NAME
+                file = held.enter_context(open(path, "rb"))
                 try:
                     fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except BlockingIOError:
@@ -139,6 +140,8 @@ class DirectoryStore(SnapshotStore):
                     log.warning(
                         "snapshot=%s cannot be locked, so a prune may remove it while it is read: %s", each, error
                     )
+                if not path.exists():  # it was removed before the file was locked
+                    raise going(each)
             yield
 
     def is_held(self, snapshot: str) -> bool:

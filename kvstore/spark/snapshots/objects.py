@@ -84,6 +84,8 @@ class RemoteStore(SnapshotStore):
         try:
             probe.write(b"")
             probe.unlink(missing_ok=True)
+        except Unavailable:
+            raise
         except (OSError, StoreError) as error:
             raise ConfigError(f"{self.root} cannot be written to: {error}") from None
 
@@ -171,10 +173,15 @@ class RemoteStore(SnapshotStore):
         """Put the hold, then check for marks. A remover puts its mark, then checks for a hold, so at least one of the
         two sees the other."""
         chain = chain_of(self.load_chain(snapshot), snapshot)
-        self.hold_file(snapshot).write(encode_hold(hold))
+        file = self.hold_file(snapshot)
+        earlier = file.read_bytes() if self.is_held(snapshot) else None
+        file.write(encode_hold(hold))
         for each in chain:
             if not self.may_continue(each.id):
-                self.release_hold(snapshot)
+                if earlier is None:
+                    self.release_hold(snapshot)
+                else:  # the snapshot was under this hold all the time
+                    file.write(earlier)
                 raise going(each.id)
 
     def _mark(self, snapshot: str) -> RemotePath:
@@ -256,14 +263,20 @@ def _plan_or_none(folder: Location) -> SnapshotPlan | None:
 
 
 def _reader_or_none(folder: RemotePath, snapshots: Sequence[str]) -> LockHeartbeat | None:
+    lease = None
     try:
+        # The lock comes first: a remover takes an announcement without a lock for that of a dead reader.
+        lease = LockHeartbeat.or_none(folder)
         (folder / READS).write(json.dumps(list(snapshots)).encode())
-        return LockHeartbeat.or_none(folder)
     except (OSError, StoreError) as error:  # a restore may have no right to write there
         log.warning(
             "folder=%s cannot be written, so a prune may remove snapshots that are being read: %s", folder, error
         )
+        if lease is not None:
+            lease.stop()
+            _forget(folder)
         return None
+    return lease
 
 
 def _is_read(root: RemotePath, snapshot: str) -> bool:

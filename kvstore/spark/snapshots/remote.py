@@ -13,6 +13,7 @@ import io
 import os
 import re
 import shutil
+import socket
 import tempfile
 import time
 from collections.abc import Container, Iterator
@@ -32,6 +33,19 @@ SETTLE_S = 0.5
 writers that started at the same time have finished, and the file of the last one remains."""
 COPIES, COPY_S = "kvstore-piece-", 86_400.0
 """Prefix of folders of local copies, and seconds without a write after which such a folder is abandoned."""
+_OF_CONNECTIONS = {
+    errno.ECONNREFUSED,
+    errno.ECONNRESET,
+    errno.ECONNABORTED,
+    errno.EPIPE,
+    errno.ETIMEDOUT,
+    errno.ENETDOWN,
+    errno.ENETUNREACH,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+    socket.EAI_AGAIN,
+    socket.EAI_NONAME,
+}
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://.+")
 _PASSWORD = re.compile(r"(?<=://)([^/:@]*):[^/]*@")
 
@@ -208,10 +222,12 @@ class RemotePath:
     @contextmanager
     def _answered(self) -> Iterator[tuple[Any, str]]:
         """Yield the driver's file system and the path in it. Adds the path to an OSError of the driver, and replaces
-        other errors of the driver by Unavailable."""
+        other errors of the driver, and those of connections, by Unavailable."""
         try:
             yield _opened(self._url)
         except OSError as error:
+            if _is_of_a_connection(error):
+                raise _failed(self, error) from error
             raise _named(self, error) from error
         except (ConfigError, Unavailable, TypeError, NotImplementedError):
             raise
@@ -274,6 +290,16 @@ class _RemoteFile(io.RawIOBase):
     def close(self) -> None:
         self._file.close()
         super().close()
+
+
+def _is_of_a_connection(error: OSError) -> bool:
+    """Return True if the store has not answered. HTTP libraries have their own subclasses of OSError for that, with or
+    without an errno."""
+    if isinstance(error, ConnectionError | TimeoutError | socket.gaierror):
+        return True
+    if error.errno is None:
+        return type(error).__module__ != "builtins"
+    return error.errno in _OF_CONNECTIONS
 
 
 def _failed(place: RemotePath, error: Exception) -> Unavailable:

@@ -176,7 +176,7 @@ class SnapshotStore(ABC):
 
     @abstractmethod
     def check_writable(self) -> None:
-        """Check that the place can be written, before any work starts. Raises ConfigError."""
+        """Check that the place can be written, before any work starts. Raises ConfigError, Unavailable."""
 
     @abstractmethod
     def begin(self) -> None:

@@ -21,6 +21,7 @@ from kvstore.errors import (
 )
 from kvstore.meta import paths
 from kvstore.meta.history.high_water import agreed_by_a_majority
+from kvstore.meta.lost import given_up
 from kvstore.meta.store import MetadataStore, Watch
 from kvstore.proto.digest import Packet
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState, PartitionId, Position
@@ -99,7 +100,8 @@ class TailReader:
         """Return the next entries in order, bounded in bytes. If there are none yet, wait up to `wait_ms` milliseconds
         (a long poll); the result is empty at the timeout. While the call waits, the next entries may go to `taker`
         instead, in batches if they follow each other quickly; an error that `taker` raises is raised here. Raises
-        NoSuchLedger if the position was trimmed, and BookieError if too few bookies answer now."""
+        NoSuchLedger if the position was trimmed, NoSuchEntry if the next entry is marked as lost, and BookieError if
+        too few bookies answer now."""
         deadline = self._ports.clock.now() + wait_ms / 1000
         while True:
             self._news.forget()
@@ -397,6 +399,10 @@ class TailReader:
             self._is_stale = True  # the ensemble may have changed
             if not is_first:
                 return []  # hand out what was read; the next call raises
+            if given_up(reader.metadata)(entry):  # docs/protocol.md A14
+                raise NoSuchEntry(
+                    f"partition {self._partition}: entry {entry} of ledger {reader.metadata.ledger} is marked as lost"
+                ) from error
             raise BookieError(f"ledger {reader.metadata.ledger}: {error}") from error
 
     # docs/protocol.md T12

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 
+from kvstore.bookie.journal.record import RecordKind
+from kvstore.bookie.journal.reserve import JournalFull, Use
 from kvstore.bookie.upkeep.limbo import is_complete, settle
 from kvstore.bookie.upkeep.reclaim import Reclaimer
 from kvstore.meta.lost import LOST_KEY, with_lost
@@ -13,6 +16,7 @@ from kvstore.proto.bookkeeper import Status
 from kvstore.types import EntryId, Fragment, LedgerId, LedgerMetadata, LedgerState, Quorum
 from tests.bookie.support import ME, OTHERS, Metadata, Shelf, crash, in_world, metadata, run, tiny
 from tests.sim.world.env import SimWorld
+from tests.sim.world.pause import pause
 
 L = LedgerId(7)
 LAST = 4
@@ -57,6 +61,34 @@ def test_complete_closed_ledger_leaves_limbo_even_after_a_crash(world: SimWorld)
     for power in (True, False):
         crash(world, power=power)
         run(world, again())
+
+
+def test_ledger_whose_first_fact_found_no_space_is_unknown_after_a_crash(world: SimWorld) -> None:
+    """The fence fails on a full disk. A copy that comes later must not end the doubt, also after a restart."""
+
+    async def scenario() -> None:
+        shelf = Shelf(world.env("b1"), tiny())
+        await shelf.storage.start(["the directory is a copy"])
+        disk = world.node("b1").disk
+        disk.set_capacity(1)
+        with suppress(JournalFull):
+            while True:
+                shelf.storage.journal.append(RecordKind.LAC, 0, 99, 0, b"", use=Use.FACT)
+        await shelf.storage.synced()
+        assert await shelf.status(L, fence=True) is Status.IO_ERROR
+        disk.mend()
+        await pause(5)
+        assert await shelf.add(L, 3, recovery=True) is Status.OK
+        assert await shelf.status(L, 0) is Status.UNKNOWN_LEDGER_STATE
+        await pause(1)
+
+    async def again() -> None:
+        shelf = await Shelf(world.env("b1"), tiny()).start()
+        assert await shelf.status(L, 0) is Status.UNKNOWN_LEDGER_STATE
+
+    run(world, scenario())
+    crash(world)
+    run(world, again())
 
 
 @pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import gather
 from random import Random
 from typing import Any
 
@@ -9,10 +10,12 @@ import pytest
 
 from kvstore.bookie.journal.record import RECORD_HEADER_SIZE, RecordKind
 from kvstore.bookie.journal.reserve import JournalFull
+from kvstore.bookie.upkeep.limbo import settle
 from kvstore.bookie.upkeep.reclaim import Reclaimer
 from kvstore.errors import MetadataUnavailable
 from kvstore.proto.bookkeeper import Status
 from kvstore.types import LedgerState
+from tests.bookie.index.index_support import damaged_block, index_files
 from tests.bookie.support import Metadata, Shelf, crash, in_world, lac_packet, metadata, run, segments, tiny
 from tests.sim.world.env import SimWorld
 from tests.sim.world.oplog import OpLog, crash_images
@@ -517,6 +520,62 @@ async def test_damaged_segment_is_removed_once_its_entries_are_replaced(
     assert damaged not in segments(world.node("b1").disk)
     if end == "repaired":
         await check_kept(store.shelf)
+
+
+def test_segment_with_lost_places_stays_until_its_ledger_is_repaired(world: SimWorld, meta: Metadata) -> None:
+    """The disk cannot read the segment while its damaged index is rebuilt, but may read it later (docs/protocol.md,
+    B22)."""
+
+    async def scenario() -> None:
+        store = await opened(world, meta)
+        await fill(store.shelf)
+        await pause(1)
+        disk = world.node("b1").disk
+        damaged_block(disk, index_files(disk)[0], ledger=KEPT)
+        disk.fail_reads(segments(disk)[0])
+        assert await store.shelf.status(KEPT, 0) is Status.UNKNOWN_LEDGER_STATE
+        delete(meta, GONE, FENCED)
+        await store.reclaimer.drop_deleted()
+        assert 1 not in await store.reclaimer.free_segments()
+        disk.mend()
+
+    async def again() -> None:
+        store = await opened(world, meta)
+        await check_kept(store.shelf)
+        meta.known[KEPT] = metadata(KEPT, state=LedgerState.CLOSED, last_entry=29)
+        assert await settle(store.shelf.storage, store.shelf.meta) == [KEPT]
+        assert 1 in await store.reclaimer.free_segments()
+        await check_kept(store.shelf)
+
+    run(world, scenario())
+    crash(world)
+    run(world, again())
+
+
+@pytest.mark.parametrize("payload_bytes", [20, 24_000])
+@in_world
+async def test_segment_is_rewritten_only_if_that_frees_space(
+    world: SimWorld, meta: Metadata, payload_bytes: int
+) -> None:
+    """Otherwise entries that are smaller than their heads, or of which few fit into a segment, are rewritten for
+    ever."""
+    segment_bytes = 1 << 16
+    config = tiny(sparse_share=0.8, segment_bytes=segment_bytes)
+    shelf = await Shelf(world.env("b1"), config, meta).start()
+    reclaimer = Reclaimer(shelf.env, config, shelf.storage, meta)
+    count = 6 * segment_bytes // (payload_bytes + 68)
+    for ledger in (KEPT, GONE):
+        assert await shelf.add(ledger, 0, b"x" * payload_bytes) is Status.OK
+    answers = [shelf.submit(of, entry, b"x" * payload_bytes) for entry in range(1, count) for of in (KEPT, GONE)]
+    assert set(await gather(*answers)) == {Status.OK}
+    for former in ([], [GONE]):
+        delete(meta, *former)
+        assert await reclaimer.drop_deleted() == former
+        while await reclaimer.free_segments():
+            assert shelf.storage.statistics.rewritten_bytes < 20 * segment_bytes
+    assert await shelf.entries(KEPT) == (Status.OK, [(0, count)])
+    total, free = shelf.storage.space()
+    assert total - free < 12 * segment_bytes
 
 
 @in_world

@@ -10,10 +10,13 @@ from sortedcontainers import SortedDict
 
 from kvstore.client import AsyncClient, Level
 from kvstore.client.aio.engine import AsyncEngine
+from kvstore.client.blocking.engine import BlockingEngine
 from kvstore.client.core.config import parse_url
 from kvstore.client.core.values import RING
 from kvstore.errors import (
     ConditionFailed,
+    InvalidRequest,
+    NotCaughtUp,
     NotLeader,
     OutcomeUnknown,
     Overloaded,
@@ -83,6 +86,35 @@ async def test_write_whose_answer_is_lost_is_applied_once(client: Face, servers:
 async def test_retryable_refusal_is_retried(client: Face, servers: Servers, error: StoreError) -> None:
     fail_next(servers, 3, error)
     assert await client.call("increment", b"n") == 1
+
+
+@pytest.mark.parametrize("error", [NotCaughtUp("behind"), Unavailable("no state")])
+@pytest.mark.parametrize("level", [Level.SESSION, Level.STALE])
+async def test_read_that_a_replica_cannot_answer_goes_to_another(
+    client: Face, servers: Servers, level: Level, error: StoreError
+) -> None:
+    """A replica that was started needs minutes for a long log, and refuses session and stale reads until then."""
+    key = servers.cluster.key_of(P1)
+    version = await client.call("put", key, b"v")
+    refusing = list[ModelServer]()
+
+    def install(server: ModelServer) -> None:
+        def intercept(op: Op, answer: Any) -> bool:
+            if op.level not in (Level.SESSION, Level.STALE):
+                return False
+            refusing.extend([] if refusing else [server])
+            if server not in refusing:
+                return False
+            asyncio.get_running_loop().call_soon(answer, error)
+            return True
+
+        server.intercept = intercept
+
+    for each in servers.cluster.servers:
+        install(each)
+    assert (await client.call("get", key, level=level)).version == version
+    assert key in [found for found, _ in await client.scan(level=level)]
+    assert len(refusing) == 1
 
 
 async def test_condition_refused_after_an_unknown_attempt_is_unknown(client: Face, servers: Servers) -> None:
@@ -394,3 +426,43 @@ async def test_client_opened_twice_at_once_reads_the_topology_once(
     assert await asyncio.gather(client.open(), client.open()) == [client, client]
     assert len(opened) == 1
     await client.close()
+
+
+@pytest.mark.parametrize("face", FACES.values(), ids=FACES.keys())
+async def test_client_that_is_closed_while_it_opens_stays_closed(
+    monkeypatch: pytest.MonkeyPatch, face: type[Face], servers: Servers
+) -> None:
+    """Nobody would close its connections."""
+    client, closed = face(parse_url(servers.patient_url)), list[AsyncEngine | BlockingEngine]()
+    opens, closes, blocking_opens, blocking_closes = (
+        AsyncEngine.open,
+        AsyncEngine.close,
+        BlockingEngine.open,
+        BlockingEngine.close,
+    )
+
+    async def open_(self: AsyncEngine) -> None:
+        await opens(self)
+        await client.close()
+
+    async def close(self: AsyncEngine) -> None:
+        closed.append(self)
+        await closes(self)
+
+    def blocking_open(self: BlockingEngine) -> None:
+        blocking_opens(self)
+        client.client.close()
+
+    def blocking_close(self: BlockingEngine) -> None:
+        closed.append(self)
+        blocking_closes(self)
+
+    monkeypatch.setattr(AsyncEngine, "open", open_)
+    monkeypatch.setattr(AsyncEngine, "close", close)
+    monkeypatch.setattr(BlockingEngine, "open", blocking_open)
+    monkeypatch.setattr(BlockingEngine, "close", blocking_close)
+    with pytest.raises(Unavailable, match="is closed"):
+        await client.open()
+    assert len(closed) == 1
+    with pytest.raises(InvalidRequest, match="not open"):
+        await client.call("get", b"k")

@@ -173,9 +173,9 @@ def test_callers_break_a_link_whose_sender_hangs(monkeypatch: pytest.MonkeyPatch
     link = link_to(server)
     link._attempt_s = 0.05
     with ThreadPoolExecutor(3) as threads:
-        sender = threads.submit(link.run, read(), 1)
+        sender = threads.submit(link.run, read())
         assert server.hangs.wait(PATIENCE_S)
-        others = [threads.submit(link.run, read(), 1) for _ in range(2)]
+        others = [threads.submit(link.run, read()) for _ in range(2)]
         told = [each.result(PATIENCE_S)[0] for each in others]
         assert [type(each) for each in told] == [Unavailable] * 2, "long before their deadline"
         assert link.is_broken

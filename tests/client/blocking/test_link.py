@@ -17,6 +17,7 @@ from kvstore.client.blocking.link import BlockingLink, CallWaiter
 from kvstore.client.core import operations
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.operation import ClientOperation, Numbering
+from kvstore.client.core.routing import Routing
 from kvstore.env.clock import SystemClock
 from kvstore.env.library_env import library_env
 from kvstore.errors import InvalidRequest, OutcomeUnknown, Unavailable
@@ -47,7 +48,7 @@ def interrupted(frame: kv_pb2.Frame) -> kv_pb2.Answers:
 
 
 def link_to(stub: Any) -> BlockingLink:
-    link = BlockingLink(NOBODY, SystemClock(), PATIENCE_S, {}, threading.Lock(), None)
+    link = BlockingLink(NOBODY, SystemClock(), PATIENCE_S, Routing(), {}, threading.Lock(), None)
     link._stub = stub
     return link
 
@@ -61,7 +62,7 @@ def read() -> ClientOperation:
 
 
 def test_closed_link_returns_no_topology() -> None:
-    link = BlockingLink(NOBODY, SystemClock(), PATIENCE_S, {}, threading.Lock(), None)
+    link = BlockingLink(NOBODY, SystemClock(), PATIENCE_S, Routing(), {}, threading.Lock(), None)
     link.close()
     with pytest.raises(Unavailable):
         link.topology(PATIENCE_S)
@@ -74,7 +75,7 @@ def test_write_with_an_unreadable_answer_may_have_been_done() -> None:
     link, write = link_to(Stub(uneven)), operations.put(b"k", b"v")
     write.partition, write.deadline = "p1", SystemClock().now() + PATIENCE_S
     Numbering(b"c" * CLIENT_BYTES).begin(write)
-    answer, _ = link.run(write, 1)
+    answer, _ = link.run(write)
     assert isinstance(answer, OutcomeUnknown)
     assert link.is_broken
 
@@ -82,8 +83,8 @@ def test_write_with_an_unreadable_answer_may_have_been_done() -> None:
 def test_other_callers_send_after_the_sender_was_interrupted() -> None:
     link = link_to(Stub(interrupted))
     with pytest.raises(KeyboardInterrupt):
-        link.run(read(), 1)
-    answer, _ = link.run(read(), 1)
+        link.run(read())
+    answer, _ = link.run(read())
     assert answer is None
 
 
@@ -104,13 +105,53 @@ def test_caller_behind_an_interrupted_sender_may_retry() -> None:
     link = link_to(Stub(both_wait, interrupted))
     link._pending = Queue()
     with ThreadPoolExecutor(3) as threads:
-        told = [threads.submit(link.run, read(), 1)]
+        told = [threads.submit(link.run, read())]
         assert sends.wait(PATIENCE_S), "or its frame would have another caller's operation, too"
-        told += [threads.submit(link.run, read(), 1) for _ in range(2)]
+        told += [threads.submit(link.run, read()) for _ in range(2)]
         errors = [each.exception(PATIENCE_S) for each in told]
         found = [each.result()[0] for each in told if each.exception() is None]
     assert [type(each) for each in errors if each] == [KeyboardInterrupt]
     assert [str(each) for each in found if each is not None] == ["its sender was interrupted"]
+
+
+# docs/protocol.md M16
+def test_frame_names_the_ring_that_is_known_when_it_is_sent() -> None:
+    """Its sender may have queued before the ring changed, and other callers after that: a follower that has the old
+    ring would answer their session reads by the token of another partition."""
+    engine = BlockingEngine(library_env("test"), ClientConfig(endpoints=(NOBODY,)))
+    engine.routing.answered.add(NOBODY)
+    engine.routing.ring_version = 1
+    versions = list[int]()
+
+    class Queue(deque[ClientOperation]):
+        def append(self, operation: ClientOperation) -> None:
+            super().append(operation)
+            queued.release()
+
+    def ring_changes(frame: kv_pb2.Frame) -> kv_pb2.Answers:
+        """The frame of the first caller. The second queues before the ring changes, the third after it."""
+        threads.submit(engine._attempt, read())
+        assert queued.acquire(timeout=PATIENCE_S)
+        engine.routing.ring_version = 3
+        threads.submit(engine._attempt, read())
+        assert queued.acquire(timeout=PATIENCE_S)
+        return noted(frame)
+
+    def noted(frame: kv_pb2.Frame) -> kv_pb2.Answers:
+        versions.append(frame.ring_version)
+        return answers(frame)
+
+    link, queued = engine._open(NOBODY), threading.Semaphore(0)
+    assert link is not None
+    link._stub = Stub(ring_changes, noted)
+    with ThreadPoolExecutor(3) as threads:
+        first = read()
+        link._pending = Queue()
+        told = threads.submit(engine._attempt, first)
+        assert queued.acquire(timeout=PATIENCE_S)
+        assert told.result(PATIENCE_S) is None
+    assert versions == [1, 3]
+    engine.close()
 
 
 def test_impossible_frame_blocks_no_caller(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,9 +165,9 @@ def test_impossible_frame_blocks_no_caller(monkeypatch: pytest.MonkeyPatch) -> N
         other.waiter = CallWaiter()
         link._pending.append(other)
         with pytest.raises(TypeError):
-            link.run(read(), 1)
+            link.run(read())
     assert str(other.waiter.answer) == "its sender was interrupted; nothing was sent"
-    assert link.run(read(), 1)[0] is None
+    assert link.run(read())[0] is None
 
 
 def test_begun_operations_end_when_the_next_cannot_begin(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,11 +201,11 @@ def test_baton_is_not_passed_to_an_interrupted_caller(
     def another_comes(frame: kv_pb2.Frame) -> kv_pb2.Answers:
         monkeypatch.setattr(blocking_link, "CallWaiter", Interrupted)
         with pytest.raises(KeyboardInterrupt):
-            link.run(read(), 1)
+            link.run(read())
         monkeypatch.undo()
         return answers(frame)
 
     link = link_to(Stub(another_comes))
     for _ in range(2):
-        answer, _ = link.run(read(), 1)
+        answer, _ = link.run(read())
         assert answer is None

@@ -18,6 +18,7 @@ from kvstore.client import feed as feed_module
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.feed import FeedReader
 from kvstore.client.pinned import pins
+from kvstore.client.pinned import read as read_module
 from kvstore.client.pinned.pins import PinnedPartition, PinnedStore, Split, pin_store, renew_pin, rotated
 from kvstore.client.pinned.read import read_pinned
 from kvstore.devcluster.zookeeper import free_port
@@ -37,6 +38,7 @@ from kvstore.errors import (
 from kvstore.partition.state import rows
 from kvstore.proto import data_pb2, data_pb2_grpc, feed_pb2, feed_pb2_grpc, pinned_page
 from kvstore.ring.hashing import MURMUR3
+from kvstore.rpc import workers
 from kvstore.rpc.login import Login
 from kvstore.rpc.status import DETAILS_KEY, details_of
 from kvstore.types import EntryId, LedgerId, Position
@@ -283,6 +285,37 @@ def test_stream_that_ends_before_the_last_page_is_not_the_end(
     split = split_of(replicas[1:])
     assert keys_of(Split(**{**_fields(split), "replicas": (address, *split.replicas)})) == KEYS
     server.stop(0).wait()
+
+
+def test_call_that_begins_too_late_makes_no_method_of_a_closed_channel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC crashes the process if a method is made for a closed channel."""
+    made, begins = list[bool](), list[Callable[[], object]]()
+
+    class Channel:
+        is_closed = False
+
+        def close(self) -> None:
+            self.is_closed = True
+
+        def method(self, *_: Any, **__: Any) -> Callable[..., None]:
+            made.append(self.is_closed)
+            return lambda *_, **__: None
+
+        unary_unary = unary_stream = method
+
+    def late(function: Callable[[], object], wait_s: float) -> None:
+        """Run the function later: the process was stopped before a thread could run it."""
+        begins.append(function)
+        raise workers.Late
+
+    monkeypatch.setattr(read_module, "open_channel", lambda *_: Channel())
+    monkeypatch.setattr(workers, "run", late)
+    with pytest.raises(Unavailable, match="hangs"):
+        keys_of(replace(split_of([]), replicas=(NOBODY,)), patience_s=-1.0)
+    for begin in begins:
+        begin()
+    assert made
+    assert not any(made)
 
 
 def test_read_without_replicas_fails() -> None:

@@ -123,6 +123,12 @@ async def test_state_of_a_replica_that_has_applied_less_is_not_installed(source:
     assert (source.position, source.seq, source.fingerprint()) == before
 
 
+# docs/protocol.md A14
+async def test_state_before_an_entry_that_is_lost_is_not_installed(source: ReplicaState) -> None:
+    with pytest.raises(Unavailable, match="has applied up to sequence 50"):
+        await install(OneReplica(Exports(source, StillClock())), P1, A, empty(), Seq(51))
+
+
 async def test_export_shows_no_later_writes(writer: Writer, source: ReplicaState) -> None:
     exports = Exports(source, StillClock())
     before = source.seq

@@ -11,16 +11,17 @@ from typing import Any, cast
 
 import pytest
 
-from kvstore.errors import LedgerDeleted, StoreError, UndecodableNode
+from kvstore.errors import LedgerDeleted, NoSuchEntry, StoreError, UndecodableNode
 from kvstore.partition.election import tail
 from kvstore.partition.election.tail import Tail
-from kvstore.types import EntryId, LedgerId, Position
+from kvstore.types import EntryId, LedgerId, Position, Seq
 from kvstore.wal.ports import LogEntry
 from tests.partition.one_partition import P1
 from tests.partition.state.engine_memory import MemoryEngine
 from tests.waiting import wait_until
 
 AT_ONE = Position(LedgerId(1), EntryId(0))
+SEQ = Seq(7)
 
 
 class Torn:
@@ -45,11 +46,13 @@ async def installs(error: type[StoreError], position: Position | None, caplog: p
     ledger's error is logged once."""
     installed = 0
 
-    async def install() -> None:
+    async def install(least: Seq) -> None:
         nonlocal installed
         installed += 1
+        assert least == (SEQ + 1 if error is NoSuchEntry else 0), "another replica may stop at the same lost entry"
 
-    logs, state = Torn(error), cast(Any, SimpleNamespace(is_complete=True, position=position, engine=MemoryEngine()))
+    fields = {"is_complete": True, "position": position, "seq": SEQ, "engine": MemoryEngine()}
+    logs, state = Torn(error), cast(Any, SimpleNamespace(**fields))
     following = asyncio.create_task(Tail(P1, state, cast(Any, logs), install).run())
 
     async def is_tried_often() -> bool:
@@ -72,6 +75,7 @@ async def installs(error: type[StoreError], position: Position | None, caplog: p
         (LedgerDeleted, AT_ONE, False),
         (UndecodableNode, AT_ONE, False),
         (UndecodableNode, None, True),
+        (NoSuchEntry, AT_ONE, True),
     ],
 )
 async def test_replica_keeps_its_state_when_a_ledger_is_lost(
@@ -82,6 +86,7 @@ async def test_replica_keeps_its_state_when_a_ledger_is_lost(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A replica without a state installs another's, so that an undecodable ledger does not keep it from joining
-    forever."""
+    forever. A replica whose next entry is marked as lost can continue only from the state of a replica that has applied
+    the entry."""
     monkeypatch.setattr(tail, "DELETED_S", 0.0)
     assert (await installs(error, position, caplog) > 0) is is_installed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from kvstore.errors import BookieError, NoSuchLedger
+from kvstore.errors import BookieError, NoSuchEntry, NoSuchLedger
 from kvstore.partition.state import move_records
 from kvstore.partition.state.draft import Draft
 from kvstore.partition.state.entry import CREATE, DELETE, EXPIRES, NOTE, OVERWRITE, REPLACES, Entry, EntryKind, control
@@ -31,6 +31,8 @@ class MemoryLog:
         self.shown: int | None = None
         """Number of entries that can be read so far; None: all."""
         self.failure: Exception | None = None
+        self.lost: set[Position] = set()
+        """Positions of entries that are marked as lost."""
         self.news = asyncio.Event()
         self._created: dict[bytes, int] = {}
         self._expiries: dict[bytes, int] = {}
@@ -201,6 +203,10 @@ class MemoryReader:
         found: list[LogEntry] = []
         for entry in log.readable():
             if entry.position > self._after:
+                if entry.position in log.lost:
+                    if not found:
+                        raise NoSuchEntry("marked as lost")
+                    break
                 found.append(entry)
                 if sum(len(each.payload) for each in found) >= self._batch_bytes:
                     break

@@ -151,6 +151,23 @@ async def test_reader_overtaken_by_trimming_is_notified(world: World, monkeypatc
     assert isinstance(await following.failure(), PositionTrimmed)
 
 
+# docs/protocol.md A14
+async def test_watch_before_a_lost_entry_fails_for_good_and_others_continue(world: World) -> None:
+    log = world.logs["p1"]
+    before = await world.watch()
+    log.put((b"a", b"1"))
+    await before.take(1)
+    log.lost.add(Position(LedgerId(1), EntryId(1)))
+    log.put((b"b", b"2"))
+    log.put((b"c", b"3"))
+    failure = await before.failure()
+    assert isinstance(failure, PositionTrimmed)
+    assert (failure.partition, failure.asked, failure.oldest) == ("p1", 1, 3)
+    following = await world.watch(after={"p1": failure.oldest, "p2": 0})
+    log.put((b"d", b"4"))
+    assert [each.version for each in await following.take(1)] == [4]
+
+
 # docs/protocol.md F7
 async def test_slow_reader_holds_one_batch_and_reads_from_the_log(
     world: World, monkeypatch: pytest.MonkeyPatch

@@ -19,7 +19,7 @@ from kvstore.env.clock import SystemClock
 from kvstore.env.shared_slots import SharedSlots
 from kvstore.env.transport import TcpTransport
 from kvstore.errors import InvalidRequest
-from kvstore.proto.admin_pb2 import ClusterReport, LedgersResponse, NodeReport
+from kvstore.proto.admin_pb2 import ClusterReport, LedgersResponse
 from kvstore.rpc.http.messages import HttpRequest, HttpResponse
 from kvstore.server.http.listener import HttpListener
 from kvstore.server.ui import dashboard as module
@@ -53,15 +53,14 @@ def log_of(ledgers: int, *, from_leaders: bool = False) -> LedgersResponse:
 class Made:
     """A survey with a given result."""
 
+    server = "n1"
+
     def __init__(self) -> None:
         self.report = judged(loaded())
         self.logs = {"p1": log_of(3)}
 
         self.watcher: Callable[[ClusterReport], None] | None = None
         self.details = made_details()
-
-    def own(self) -> NodeReport:
-        return NodeReport(id="n1")
 
     async def page(self, first: int) -> LedgersResponse:
         response = LedgersResponse(ledgers=self.logs["p1"].ledgers)

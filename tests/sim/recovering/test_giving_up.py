@@ -11,7 +11,7 @@ import pytest
 
 from kvstore.autorecovery.abandon import LedgerAbandonment, Loss
 from kvstore.autorecovery.repairer import LedgerRepairer, RepairOutcome
-from kvstore.errors import BookieError, InvalidRequest, NodeExists, Unavailable
+from kvstore.errors import BookieError, InvalidRequest, NodeExists, NoSuchEntry, Unavailable
 from kvstore.meta import paths
 from kvstore.meta.lost import lost_entries
 from kvstore.meta.memory import MemoryStore
@@ -24,6 +24,7 @@ from kvstore.wal.copies.pace import CopyPace
 from kvstore.wal.ensembles import in_recovery
 from kvstore.wal.ports import ReadAnswer
 from tests.sim.ledgers_and_logs.bench import B1, B2, B3, B4, B5, LEDGER, Appended, Bench, P, appended, run
+from tests.sim.ledgers_and_logs.logs import Writer, numbers, opened
 from tests.sim.recovering.cases import COUNT, closed, of_a_log, recorded, until_unmarked
 
 pytestmark = pytest.mark.sim
@@ -35,9 +36,9 @@ def abandonment(bench: Bench) -> LedgerAbandonment:
     return LedgerAbandonment(repairer, bench.marks, worker="operator")
 
 
-async def given_up(bench: Bench) -> tuple[Loss, RepairOutcome]:
+async def given_up(bench: Bench, ledger: LedgerId = LEDGER) -> tuple[Loss, RepairOutcome]:
     """Mark everything missing at this moment as lost."""
-    return await abandonment(bench).abandon(LEDGER, 1, await abandonment(bench).find_loss(LEDGER))
+    return await abandonment(bench).abandon(ledger, 1, await abandonment(bench).find_loss(ledger))
 
 
 def test_closed_ledger_keeps_every_entry_that_any_bookie_has() -> None:
@@ -123,6 +124,43 @@ def test_entries_known_to_be_confirmed_are_marked_as_lost_not_truncated() -> Non
         assert (loss.last, loss.text) == (COUNT - 1, f"3,{COUNT - 1}")
 
     run(case, bookies=5)
+
+
+def test_log_is_opened_again_although_its_last_entry_is_lost() -> None:
+    async def case(bench: Bench) -> None:
+        log = await opened(bench.logs())
+        await Writer(log).append(3)
+        log.close_for_good()
+        ledger = log.handle.ledger
+        for bookie in (B1, B2, B3):
+            del bench.bookies.at[bookie].entries[ledger, EntryId(2)]
+        loss, _ = await given_up(bench, ledger)
+        assert (loss.last, loss.text) == (2, "2")
+        log = await opened(bench.logs())
+        assert log.recovered_end == (ledger, 2)
+        assert log.waited, "the lost entry need not have been a release record"
+
+    run(case)
+
+
+def test_tail_reports_lost_entry_as_such_and_does_not_wait_for_it() -> None:
+    async def case(bench: Bench) -> None:
+        log = await opened(bench.logs())
+        await Writer(log).append(5)
+        log.close_for_good()
+        ledger = log.handle.ledger
+        for bookie in (B1, B2, B3):
+            del bench.bookies.at[bookie].entries[ledger, EntryId(2)]
+        reader = bench.logs().reader(P, None)
+        assert [entry.payload for entry in await reader.read(1000)] == numbers(1, 2)
+        with pytest.raises(BookieError):
+            await reader.read(1000)
+        await given_up(bench, ledger)
+        with pytest.raises(NoSuchEntry, match=f"entry 2 of ledger {ledger} is marked as lost"):
+            await reader.read(1000)
+        await reader.close()
+
+    run(case)
 
 
 def test_ledger_of_log_with_leader_is_not_abandoned() -> None:

@@ -129,6 +129,24 @@ def test_of_two_at_once_one_adds_and_the_other_fails(
     assert rows(Path(table)) == left(FIRST + SECOND)
 
 
+def test_slow_call_does_not_set_the_table_back(store: DirectoryStore, tmp_path: Path) -> None:
+    log = FIRST + SECOND + some_log(20, start=100)  # which changes keys of SECOND again
+    incremental(store, "c", store.load("b"), log, hour=2)
+    table = str(tmp_path / "table")
+    chain = chains.chain_of(store.load_all(), "c")
+    delta.export(store, chain[:1], table)
+    others = list[list[str]]()
+
+    def overtake(_: int) -> None:
+        if not others:
+            others.append(delta.export(store, chain, table))
+
+    with pytest.raises(Unavailable, match="Failed to commit"):
+        delta.export(store, chain[:2], table, overtake)
+    assert others == [["b", "c"]]
+    assert rows(Path(table)) == left(log)
+
+
 def test_place_that_delta_cannot_reach_is_one_line(store: DirectoryStore) -> None:
     with pytest.raises(Unavailable, match=r"the table at nothing://x/y could not be read or written: Unknown scheme"):
         delta.export(store, [store.load("a")], "nothing://x/y")

@@ -22,7 +22,7 @@ from kvstore.spark.snapshots.create import resumed_or_none
 from kvstore.spark.snapshots.directory import write_durably
 from kvstore.spark.snapshots.legal_holds import LegalHold
 from kvstore.spark.snapshots.manifest import NAME, DataFile, SnapshotKind
-from kvstore.spark.snapshots.objects import RemoteStore
+from kvstore.spark.snapshots.objects import LockHeartbeat, RemoteStore
 from kvstore.spark.snapshots.places import store_at
 from kvstore.spark.snapshots.remote import RemotePath, local_copy_of, location
 from kvstore.spark.snapshots.store import READ, RESUMABLE_S
@@ -128,6 +128,23 @@ def test_killed_at_any_step_no_snapshot_appears_and_the_next_resumes(
             winners[piece.name] = attempt(again, piece)
     manifest = again.publish(PLAN, winners, 3)
     assert store.ids() == ["s1"]
+    assert list(verify.problems_of(store, [manifest])) == []
+
+
+def test_moved_attempt_wins_over_another_one_of_its_piece(store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task whose result was lost ran twice. The driver was killed after it had moved the files."""
+    work = Work.begin(store, PLAN)
+    winners = {piece.name: attempt(work, piece) for piece in PIECES}
+    others = [attempt(work, PIECES[0]) for _ in range(8)]
+    last = max((*others, winners[PIECES[0].name]), key=lambda file: file.path)
+    with monkeypatch.context() as patched:
+        patched.setattr(RemotePath, "create", died)
+        with pytest.raises(Killed):
+            work.publish(PLAN, winners | {PIECES[0].name: last}, 2)
+    killed(work)
+    again = Work.abandoned_or_none(store, work.folder)
+    assert again is not None
+    manifest = again.publish(PLAN, again.finished(), 2)
     assert list(verify.problems_of(store, [manifest])) == []
 
 
@@ -264,6 +281,16 @@ def test_legal_hold_and_removal_see_each_other(store: RemoteStore) -> None:
     assert store.remove("a")
 
 
+def test_refused_legal_hold_leaves_an_earlier_one(store: RemoteStore) -> None:
+    published(store, "a")
+    store.hold("a", LegalHold(reason="case 17", placed_ms=1))
+    (store._marks("a") / "mark-x").write(b"")  # a removal that began before the hold, or was killed
+    with pytest.raises(Unavailable, match="is being removed"):
+        store.hold("a", LegalHold(reason="case 18", placed_ms=2))
+    assert store.holds()["a"].reason == "case 17"
+    assert not store.remove("a")
+
+
 def test_process_that_gives_way_keeps_the_removal_mark_of_another(store: RemoteStore) -> None:
     """Two prune commands at once: the first has checked before there was a plan, the second finds it."""
     published(store, "a")
@@ -321,6 +348,48 @@ def test_snapshot_that_is_being_restored_stays(store: RemoteStore, monkeypatch: 
     (killed_one / "lock-000001").write(b'{"owner": "x", "count": 3}')
     assert store.remove("a")
     assert not store.root.exists() or list(store.root.iterdir()) == []
+
+
+def test_reader_that_a_removal_takes_for_dead_is_refused(store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The removal comes between the two files of the reader's announcement."""
+    published(store, "a")
+    begun, found, waits, gone = (threading.Event() for _ in range(4))
+    lock, stop, sleep = LockHeartbeat.or_none.__func__, LockHeartbeat.stop, time.sleep  # type: ignore[attr-defined]
+    reader = threading.current_thread()
+
+    def locked(kind: type[LockHeartbeat], folder: RemotePath) -> LockHeartbeat | None:
+        if threading.current_thread() is reader:
+            begun.set()
+            assert found.wait(PATIENCE_S)
+        return lock(kind, folder)
+
+    def stopped(lease: LockHeartbeat) -> None:
+        stop(lease)
+        if threading.current_thread() is not reader:  # the removal has taken the reader's lock
+            found.set()
+            waits.wait(PATIENCE_S)
+
+    def slept(seconds: float) -> None:
+        if threading.current_thread() is reader:
+            waits.set()
+            assert gone.wait(PATIENCE_S)
+        sleep(seconds)
+
+    def remove() -> bool:
+        assert begun.wait(PATIENCE_S)
+        is_removed = RemoteStore(store.root).remove("a")
+        gone.set()
+        found.set()
+        return is_removed
+
+    monkeypatch.setattr(LockHeartbeat, "or_none", classmethod(locked))
+    monkeypatch.setattr(LockHeartbeat, "stop", stopped)
+    monkeypatch.setattr(time, "sleep", slept)
+    with ThreadPoolExecutor(1) as threads:
+        removal = threads.submit(remove)
+        with pytest.raises(Unavailable, match="is being removed"), store.reading(["a"]):
+            pass
+        assert removal.result()
 
 
 def test_readers_of_a_vanishing_or_read_only_directory_get_an_error(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 import time
@@ -375,6 +376,20 @@ def test_refusal_of_the_store_is_reported_with_the_path(monkeypatch: pytest.Monk
     monkeypatch.setattr(MemoryFileSystem, "cat_file", refused)
     with pytest.raises(PermissionError, match="memory://somewhere/x: Access Denied"):
         RemotePath("memory://somewhere/x").read_bytes()
+
+
+class RequestsError(OSError):
+    """As those of the package requests, which have no errno."""
+
+
+@pytest.mark.parametrize("fails", [RequestsError("refused"), OSError(errno.ECONNREFUSED, "refused"), TimeoutError()])
+def test_place_that_does_not_answer_is_not_called_wrong(monkeypatch: pytest.MonkeyPatch, fails: OSError) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        raise fails
+
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", refused)
+    with pytest.raises(Unavailable, match="memory://somewhere/x"):
+        RemoteStore(RemotePath("memory://somewhere/x")).check_writable()
 
 
 @pytest.mark.parametrize("fails", [ReadTimeoutError(endpoint_url="http://s3"), OSError("reset"), TimeoutError()])

@@ -1,11 +1,13 @@
 """Incomplete work never appears as a snapshot, and a resuming process uses only complete files."""
 
 import errno
+import fcntl
 import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -254,6 +256,23 @@ def test_snapshot_that_is_being_restored_stays(store: DirectoryStore, monkeypatc
     assert store.remains() == []
 
 
+def test_reader_that_locks_a_removed_snapshot_is_refused(
+    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full(store, "a", some_log(20))
+    flock, removed = fcntl.flock, list[bool]()
+
+    def late(file: Any, how: int) -> None:
+        if how == fcntl.LOCK_SH | fcntl.LOCK_NB and not removed:  # the reader has just opened the manifest
+            removed.append(DirectoryStore(store.root).remove("a"))
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(Unavailable, match="snapshot a is being removed"), store.reading(["a"]):
+        pass
+    assert removed == [True]
+
+
 def test_two_may_remove_the_same_at_once(store: DirectoryStore) -> None:
     for number in range(20):
         full(store, f"a{number}", some_log(9))
@@ -331,6 +350,7 @@ def test_unusable_directory_is_detected_before_the_snapshot_begins(tmp_path: Pat
 ASK = """
 import sys
 from pathlib import Path
+from typing import Any
 from kvstore.errors import ConfigError
 from kvstore.spark.snapshots.directory import DirectoryStore
 try:
