@@ -315,7 +315,7 @@ METRICS: dict[str, tuple[Declaration, ...]] = {
             "Number of commands refused because no memory became free for their replies.",
         ),
         gauge("server_resp_output_bytes", "Bytes of large or unread replies held in memory."),
-        gauge("server_resp_input_bytes", "Bytes of incomplete or waiting commands held in memory."),
+        gauge("server_resp_input_bytes", "Bytes of incomplete or waiting commands and of watched keys held in memory."),
         gauge("server_resp_commands_under_way", "Operations of Redis commands in flight."),
         gauge("server_resp_channels", "Pub/Sub channels that have subscribers at this node, not counting patterns."),
         gauge("server_resp_subscriptions", "Subscriptions to channels and patterns at this node."),
