@@ -8,11 +8,12 @@ entry after it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple
 
 from kvstore.env.ports import Nursery
 from kvstore.errors import BookieError, NoSuchLedger
+from kvstore.meta.lost import given_up
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId, LedgerState, PartitionId, Position
 from kvstore.wal.coverage import is_covered
 from kvstore.wal.entry_reader import EntryReader
@@ -39,7 +40,8 @@ class SeekResult(NamedTuple):
     position: Position
     """Position of the entry. If no entry was found, the position before the first entry of the log."""
     payload: bytes | None
-    """The entry's payload; None if no entry was found."""
+    """The entry's payload; None if no entry was found. If the last entry of a log is marked as lost, the payload of the
+    last entry before it that is not."""
     listed: LedgerList
     """The ledger list that the search used."""
 
@@ -49,8 +51,17 @@ class _Begun(NamedTuple):
 
     reader: EntryReader
     last: EntryId
-    first: bytes
-    """Payload of the ledger's first entry."""
+    first: EntryId
+    """The ledger's first entry that is not marked as lost."""
+    payload: bytes
+    """Payload of `first`."""
+
+
+# docs/protocol.md A14
+def _kept(reader: EntryReader, entries: Iterable[int]) -> EntryId | None:
+    """Return the first of `entries` that is not marked as lost, or None if all are."""
+    is_lost = given_up(reader.metadata)
+    return next((EntryId(each) for each in entries if not is_lost(EntryId(each))), None)
 
 
 class Seeker:
@@ -95,11 +106,15 @@ class Seeker:
         return SeekResult(first, None, listed)
 
     async def _end_of(self, listed: LedgerList, *, for_good: bool) -> tuple[Position, bytes] | None:
+        end: Position | None = None
         for each in reversed(listed.ledgers):
             reader = await self._open(each.id)
             last = await self._confirmed(reader, for_good=for_good)
-            if last != NO_ENTRY:
-                return Position(each.id, last), (await reader.read(last)).payload
+            if end is None and last != NO_ENTRY:
+                end = Position(each.id, last)
+            kept = _kept(reader, range(last, NO_ENTRY, -1))
+            if end is not None and kept is not None:
+                return end, (await reader.read(kept)).payload
         return None
 
     async def _halve_ledgers(self, listed: LedgerList, is_before: IsBefore) -> _Begun | None:
@@ -113,7 +128,7 @@ class Seeker:
             place, begun = await self._last_with_entries(listed, low, middle)
             if begun is None:
                 low = middle + 1
-            elif is_before(begun.first):
+            elif is_before(begun.payload):
                 found, low = begun, middle + 1
             else:
                 high = place - 1
@@ -121,12 +136,12 @@ class Seeker:
 
     async def _last_with_entries(self, listed: LedgerList, low: int, high: int) -> tuple[int, _Begun | None]:
         """Return the last ledger with entries between places `low` and `high` of the list, and its place. If no ledger
-        there has entries, return `low` and None."""
+        there has entries, return `low` and None. Entries that are marked as lost do not count."""
         for place in range(high, low - 1, -1):
             reader = await self._open(listed.ledgers[place].id)
             last = await self._confirmed(reader)
-            if last != NO_ENTRY:
-                return place, _Begun(reader, last, (await reader.read(EntryId(0))).payload)
+            if (first := _kept(reader, range(last + 1))) is not None:
+                return place, _Begun(reader, last, first, (await reader.read(first)).payload)
         return low, None
 
     async def _open(self, ledger: LedgerId) -> EntryReader:
@@ -134,16 +149,22 @@ class Seeker:
         return EntryReader(metadata, self._ports.bookies, self._nursery, self._ports.choice.own)
 
     async def _halve_entries(self, begun: _Begun, is_before: IsBefore) -> tuple[Position, bytes]:
-        """Return the last entry of a ledger that satisfies `is_before`. The ledger's first entry must satisfy it."""
-        low, high, found = 0, int(begun.last), begun.first
+        """Return the last entry of a ledger that satisfies `is_before`, apart from entries that are marked as lost. The
+        entry `begun.first` must satisfy it."""
+        place, found = begun.first, begun.payload
+        low, high = int(begun.first), int(begun.last)
         while low < high:
             middle = (low + high + 1) // 2
-            payload = (await begun.reader.read(EntryId(middle))).payload
+            entry = _kept(begun.reader, range(middle, low, -1))
+            if entry is None:
+                low = middle
+                continue
+            payload = (await begun.reader.read(entry)).payload
             if is_before(payload):
-                low, found = middle, payload
+                low, place, found = middle, entry, payload
             else:
-                high = middle - 1
-        return Position(begun.reader.metadata.ledger, EntryId(low)), found
+                high = entry - 1
+        return Position(begun.reader.metadata.ledger, place), found
 
     # docs/protocol.md L7
     async def _confirmed(self, reader: EntryReader, *, for_good: bool = False) -> EntryId:

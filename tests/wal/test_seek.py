@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from kvstore.errors import NoSuchLedger
+from kvstore.meta.lost import LOST_KEY
 from kvstore.types import NO_ENTRY, EntryId, LedgerId, PartitionId, Position, Seq
 from kvstore.wal.entry_reader import EntryReader
 from kvstore.wal.ledger_list import BEGINNING, LedgerList
@@ -25,6 +26,8 @@ class Counting(Seeker):
         super().__init__(cast(Any, None), cast(Any, self), cast(Any, None))
         first = 0
         self.entries: dict[LedgerId, list[bytes]] = {}
+        self.lost: set[Position] = set()
+        """Positions of entries that are marked as lost."""
         self.listed = LedgerList()
         for number, size in enumerate(sizes, start=1):
             self.entries[LedgerId(number)] = [b"%d" % each for each in range(first, first + size)]
@@ -44,9 +47,12 @@ class Counting(Seeker):
         async def read(entry: EntryId) -> Any:
             self.entries_read += 1
             assert 0 <= entry < len(self.entries[ledger])
+            assert Position(ledger, entry) not in self.lost
             return SimpleNamespace(payload=self.entries[ledger][entry])
 
-        return cast(Any, SimpleNamespace(metadata=SimpleNamespace(ledger=ledger), read=read))
+        lost = ",".join(str(each.entry) for each in self.lost if each.ledger == ledger)
+        custom = ((LOST_KEY, lost.encode()),) if lost else ()
+        return cast(Any, SimpleNamespace(metadata=SimpleNamespace(ledger=ledger, custom=custom), read=read))
 
     async def _confirmed(self, reader: EntryReader, *, for_good: bool = False) -> EntryId:
         return EntryId(len(self.entries[reader.metadata.ledger]) - 1)
@@ -78,6 +84,25 @@ def test_seek_finds_the_last_entry_of_a_log(seed: int) -> None:
     seeker = Counting(*(random.choice((0, 0, 3)) for _ in range(random.randint(1, 5))))
     found, places = asyncio.run(seeker.end(P1)), seeker.places()
     assert found.position == (places[-1] if places else Position(LedgerId(1), NO_ENTRY))
+
+
+# docs/protocol.md A14
+@pytest.mark.parametrize("seed", range(200))
+def test_seek_passes_over_lost_entries(seed: int) -> None:
+    random = Random(seed)
+    seeker = Counting(*(random.choice((0, 1, 2, 7)) for _ in range(random.randint(1, 9))))
+    places = seeker.places()
+    seeker.lost = {each for each in places if random.random() < 0.4}
+    kept = [each for each in places if each not in seeker.lost]
+    for wanted in range(len(places) + 2):
+        before = [each for each in places[:wanted] if each in kept]
+        found = seeker.last_before(wanted)
+        assert found.position == (before[-1] if before else Position(LedgerId(1), NO_ENTRY))
+    end = asyncio.run(seeker.end(P1))
+    if kept:
+        assert (end.position, end.payload) == (places[-1], b"%d" % places.index(kept[-1]))
+    else:
+        assert end.payload is None
 
 
 def test_seek_finds_no_place_in_a_log_without_ledgers() -> None:

@@ -131,26 +131,19 @@ class Work:
     def finished(self) -> dict[str, DataFile]:
         """Return the files of the parts that earlier drivers have finished, by the part's name, after verifying each
         file. Removes the files of other attempts."""
+        noted = [(note.name.partition(".")[0], file) for note in self.notes() if (file := _noted_or_none(note))]
         found: dict[str, DataFile] = {}
-        for note in self.notes():
-            piece = note.name.partition(".")[0]
-            file = _noted_or_none(note)
-            if file is not None and piece not in found and self._is_complete(piece, file):
+        for piece, file in noted:  # moved files first: beside the file of another attempt they would be unknown files
+            if piece not in found and _is_complete(self._store.place_of(self.snapshot, piece, file), file):
+                found[piece] = file
+        for piece, file in noted:
+            if piece not in found and _is_complete(self.attempts / file.path, file):
                 found[piece] = file
         kept = {each.path for each in found.values()}
         for path in self._attempted():
             if f"{path.name.rpartition('.')[0]}.parquet" not in kept:
                 path.unlink(missing_ok=True)
         return found
-
-    def _is_complete(self, piece: str, file: DataFile) -> bool:
-        for path in (self.attempts / file.path, self._store.place_of(self.snapshot, piece, file)):
-            try:
-                if sha256_of(StoredFile(path, file)) == file.sha256:
-                    return True
-            except Corrupted:
-                continue
-        return False
 
     def publish(self, plan: SnapshotPlan, winners: Mapping[str, DataFile], ended_ms: int) -> Manifest:
         """Publish the snapshot with one attempt of each part, and remove everything else.
@@ -219,6 +212,13 @@ class Work:
 def note_of(file: DataFile) -> bytes:
     """Return the bytes of the note that marks an attempt as finished."""
     return codec.encode(file)
+
+
+def _is_complete(path: Location, file: DataFile) -> bool:
+    try:
+        return sha256_of(StoredFile(path, file)) == file.sha256
+    except Corrupted:
+        return False
 
 
 def _noted_or_none(path: Location) -> DataFile | None:

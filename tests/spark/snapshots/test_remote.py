@@ -17,9 +17,10 @@ from typer.testing import CliRunner
 
 from kvstore.cli.main import build
 from kvstore.errors import ConfigError, Corrupted, InvalidRequest, Unavailable
-from kvstore.spark.snapshots import chains, objects, verify
+from kvstore.spark.snapshots import chains, objects, remote, verify
 from kvstore.spark.snapshots.create import resumed_or_none
 from kvstore.spark.snapshots.directory import write_durably
+from kvstore.spark.snapshots.inventory import USABLE, inventory_of
 from kvstore.spark.snapshots.legal_holds import LegalHold
 from kvstore.spark.snapshots.manifest import NAME, DataFile, SnapshotKind
 from kvstore.spark.snapshots.objects import LockHeartbeat, RemoteStore
@@ -128,6 +129,23 @@ def test_killed_at_any_step_no_snapshot_appears_and_the_next_resumes(
             winners[piece.name] = attempt(again, piece)
     manifest = again.publish(PLAN, winners, 3)
     assert store.ids() == ["s1"]
+    assert list(verify.problems_of(store, [manifest])) == []
+
+
+def test_moved_attempt_wins_over_another_one_of_its_piece(store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task whose result was lost ran twice. The driver was killed after it had moved the files."""
+    work = Work.begin(store, PLAN)
+    winners = {piece.name: attempt(work, piece) for piece in PIECES}
+    others = [attempt(work, PIECES[0]) for _ in range(8)]
+    last = max((*others, winners[PIECES[0].name]), key=lambda file: file.path)
+    with monkeypatch.context() as patched:
+        patched.setattr(RemotePath, "create", died)
+        with pytest.raises(Killed):
+            work.publish(PLAN, winners | {PIECES[0].name: last}, 2)
+    killed(work)
+    again = Work.abandoned_or_none(store, work.folder)
+    assert again is not None
+    manifest = again.publish(PLAN, again.finished(), 2)
     assert list(verify.problems_of(store, [manifest])) == []
 
 
@@ -262,6 +280,18 @@ def test_legal_hold_and_removal_see_each_other(store: RemoteStore) -> None:
         store.hold("a", LegalHold(reason="case 18", placed_ms=2))
     assert store.holds() == {}
     assert store.remove("a")
+
+
+def test_legal_hold_that_was_not_completed_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process was killed before the rename, on a store that writes in place."""
+    store = RemoteStore(RemotePath(f"file://{tmp_path}/x"))
+    published(store, "a")
+    with monkeypatch.context() as patched:
+        patched.setattr(remote, "_move_over", died)
+        with pytest.raises(Killed):
+            store.hold("a", LegalHold(reason="case 17", placed_ms=1))
+    assert store.holds() == {}
+    assert [each.state for each in inventory_of(store).snapshots] == [USABLE]
 
 
 def test_refused_legal_hold_leaves_an_earlier_one(store: RemoteStore) -> None:
