@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import re
+import sys
 import tomllib
 import types
 import typing
@@ -18,6 +20,8 @@ from kvstore.places import fault_of
 from kvstore.ranges import range_faults_of
 
 T = TypeVar("T")
+_UNPARSED = (ValueError, RecursionError)
+"""Errors of `tomllib`: text that is not TOML, a number with too many digits, or lists that are nested too deeply."""
 _NAME = re.compile(r"[a-z_]+(\.[a-z_]+)*")
 _OWN_NAME = re.compile(r"([a-z_]+)((?:\.[a-z_]+)*)(?:\[\d+\])?: ", re.ASCII)
 
@@ -59,7 +63,7 @@ def parse(text: str, path: Path) -> dict[str, Any]:
     """Parse the text of a configuration file. Raises ConfigError with the file's name."""
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except _UNPARSED as error:
         raise ConfigError(f"{path}: not TOML: {error}") from error
 
 
@@ -97,7 +101,7 @@ def setting(text: str) -> Setting:
         raise ConfigError(f"--set {text}: expected SECTION.NAME=VALUE, for example autorecovery.lost_bookie_delay_s=5")
     try:
         found = tomllib.loads(f"value = {value}")
-    except tomllib.TOMLDecodeError:
+    except _UNPARSED:
         return Setting(name, value)
     return Setting(name, found["value"]) if list(found) == ["value"] else Setting(name, value)
 
@@ -198,7 +202,7 @@ _SHOWN = {bool: "true or false", int: "a whole number", float: "a number", str: 
 
 
 def _scalar(value: Any, hint: Any, name: str, faults: list[Fault]) -> Any:
-    if hint is float and type(value) is int:
+    if hint is float and type(value) is int and abs(value) <= sys.float_info.max:
         return float(value)
     if hint is Path and isinstance(value, str):
         if fault := fault_of(value):
@@ -249,5 +253,4 @@ def _toml(value: Any) -> str:
         case tuple():
             return "[" + ", ".join(_toml(each) for each in value) + "]"
         case _:
-            escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
-            return f'"{escaped}"'
+            return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML has JSON's escapes

@@ -17,6 +17,8 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 
 def fault_of(place: str | Path) -> str:
     """Return why this is not a path; empty if it is one."""
+    if "\0" in str(place):
+        return f"expected a path, got {str(place)!r}"
     match = _URL.match(str(place))
     if match is None:
         return ""

@@ -26,7 +26,7 @@ class Range:
         """Return True if the setting may have this value. NaN and infinity are never allowed."""
         if self.is_zero_allowed and value == 0:
             return True
-        if not math.isfinite(value) or value < self.least or value > self.most:
+        if not self.least <= value <= self.most or value == math.inf:
             return False
         return not (self.is_above and value == self.least) and not (self.is_below and value == self.most)
 
@@ -98,7 +98,8 @@ PERIOD_MIN_S = 0.05
 def _shown(value: float) -> str:
     """Format a number that is out of range. Infinity is never in range, because it cannot be waited for, stored or
     sent."""
-    return f"{value}, which is not a number; for never, use 0 or {NEVER}" if math.isinf(value) else str(value)
+    is_infinite = abs(value) == math.inf
+    return f"{value}, which is not a number; for never, use 0 or {NEVER}" if is_infinite else str(value)
 
 
 class WrongSettings(ValueError):

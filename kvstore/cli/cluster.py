@@ -80,6 +80,8 @@ Metadata = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON")]
+TIMEOUT_S_MAX = 1e8
+"""Maximum seconds of a timeout, three years. A client and a sleep refuse much longer times."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from kvstore.cli.cluster import LOCAL, ClusterOptions, Json, checked_path, confirm
+from kvstore.cli.cluster import LOCAL, TIMEOUT_S_MAX, ClusterOptions, Json, checked_path, confirm
 from kvstore.cli.endpoints import config_of, run
 from kvstore.cli.output import as_json, as_table, printable
 from kvstore.errors import InvalidRequest
@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Key = Annotated[str, typer.Argument(help="The key, as UTF-8")]
-Timeout = Annotated[float, typer.Option(help="Timeout of each operation in seconds, including retries", min=0.001)]
+Timeout = Annotated[
+    float,
+    typer.Option(help="Timeout of each operation in seconds, including retries", min=0.001, max=TIMEOUT_S_MAX),
+]
 Folder = Annotated[Path, typer.Argument(callback=checked_path, help="The folder", exists=True, file_okay=False)]
 Prefix = Annotated[str, typer.Option(help="Prefix of the keys, before the path below DIR")]
 PageTokenOption = Annotated[str | None, typer.Option("--token", help="Continue where an earlier call ended")]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvstore.cli.admin import POLL_S, wait_until
-from kvstore.cli.cluster import LOCAL, ClusterOptions, Json
+from kvstore.cli.cluster import LOCAL, TIMEOUT_S_MAX, ClusterOptions, Json
 from kvstore.cli.groups import group_of
 from kvstore.cli.operation import reporting_interrupt
 from kvstore.cli.output import as_json
@@ -33,7 +33,8 @@ def register(app: typer.Typer) -> None:
 
 def even_replicas(
     timeout: Annotated[
-        float, typer.Option(help="Seconds to wait for one replica; its move continues after that", min=0)
+        float,
+        typer.Option(help="Seconds to wait for one replica; its move continues after that", min=0, max=TIMEOUT_S_MAX),
     ] = 600,
     cluster: ClusterOptions = LOCAL,
     json: Json = False,

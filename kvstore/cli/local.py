@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvstore.cli.admin import ask_admin
-from kvstore.cli.cluster import LOCAL, ClusterOptions, DataDir, Json, checked_address, checked_path
+from kvstore.cli.cluster import LOCAL, TIMEOUT_S_MAX, ClusterOptions, DataDir, Json, checked_address, checked_path
 from kvstore.cli.node.check import Settings, settings_of
 from kvstore.cli.output import as_json, as_table
 from kvstore.cli.own_command import data_dir_option, own_command
@@ -173,7 +173,9 @@ def drain(
         bool,
         typer.Option("--leads-only", help="Keep its replicas, because the node will be restarted or undrained soon"),
     ] = False,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait until everything is handed over", min=0)] = 600,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds to wait until everything is handed over", min=0, max=TIMEOUT_S_MAX)
+    ] = 600,
     json: Json = False,
 ) -> None:
     """Take a node out of service: move its replicas to other servers and hand over its leaderships.

@@ -125,6 +125,8 @@ def main() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # gRPC logs each failed handshake; errors report the last one
     try:
         build(branches_of(sys.argv[1:]))()
+    except UnicodeEncodeError as error:  # bytes of an argument that are no text, in a place other than a key
+        fail(StoreError(f"expected UTF-8, got {error.object!r}"))
     except (StoreError, OSError, KeyboardInterrupt) as error:
         end(error)
 

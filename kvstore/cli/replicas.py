@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvstore.cli.admin import ask_admin, wait_until
-from kvstore.cli.cluster import LOCAL, ClusterOptions, Json
+from kvstore.cli.cluster import LOCAL, TIMEOUT_S_MAX, ClusterOptions, Json
 from kvstore.cli.groups import group_of
 from kvstore.cli.operation import OperationId, asked_once, reporting_interrupt
 from kvstore.cli.output import as_json
@@ -30,7 +30,9 @@ def move_replica(
     source: Annotated[str, typer.Argument(help="Server that loses its replica")],
     target: Annotated[str, typer.Argument(help="Server that gets a replica")],
     wait: Annotated[bool, typer.Option(help="Wait until the new replica has replaced the old one")] = True,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait; the move continues after that", min=0)] = 600,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds to wait; the move continues after that", min=0, max=TIMEOUT_S_MAX)
+    ] = 600,
     operation: OperationId = "",
     cluster: ClusterOptions = LOCAL,
     json: Json = False,

@@ -12,7 +12,7 @@ from pathlib import Path
 from kvstore.devcluster.layout import ClusterFile
 from kvstore.env.files.private import private_opener, write_private
 from kvstore.errors import ConfigError
-from kvstore.places import is_within
+from kvstore.places import is_same_place
 
 Progress = Callable[[str], None]
 """Receives one line about the current step."""
@@ -73,9 +73,8 @@ class ClusterRecord:
     def _refuse_other_place(self, cluster: ClusterFile) -> None:
         """Raise ConfigError for a copy of a cluster. It would start the nodes of the original directory, with metadata
         from here that may be older."""
-        homes = [Path(node.data_dir) for node in cluster.nodes]
-        if any(not is_within(home, self._data_dir) for home in homes):
-            old, new = homes[0].parent, self._data_dir
+        old, new = cluster.data_dir, self._data_dir
+        if not is_same_place(old, new):
             raise ConfigError(
                 f"the cluster in {new} was created in {old}; move it back; or, if it was moved and none of its "
                 "processes "

@@ -205,6 +205,16 @@ def test_copied_or_moved_cluster_starts_no_nodes_of_the_old_directory(tmp_path: 
     assert "To start everything that is down, run:" in status.stdout
 
 
+def test_node_folder_may_be_on_another_disk(tmp_path: Path) -> None:
+    made = layout.plan(UpOptions(data_dir=tmp_path / "data", port_offset=24_000), None)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "cluster.json").write_text(json.dumps(made.document()))
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "data" / "n3").symlink_to(tmp_path / "disk")
+    status = kvstore("status", "--data-dir", str(tmp_path / "data"))
+    assert (status.returncode, status.stderr) == (2, ""), "found, and nothing of it runs"
+
+
 def test_data_directory_that_is_a_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.write_text("")

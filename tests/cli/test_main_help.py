@@ -78,6 +78,8 @@ def test_number_without_sense_is_wrong_usage_and_no_traceback(path: tuple[str, .
     numbers = {name: each for name, each in described.items() if each.annotation in (int, float)}
     boundless = [name for name, each in numbers.items() if each.parameter_info.min is None]
     assert set(boundless) <= (ANY_NUMBER | CHECKED_LATER if path == ("up",) else ANY_NUMBER)
+    endless = {name for name, each in numbers.items() if each.parameter_info.max is None}
+    assert endless & {"timeout", "interval", "count"} == set()
 
 
 def test_every_command_with_output_can_print_json() -> None:

@@ -44,6 +44,20 @@ def test_every_fault_is_named_at_once() -> None:
         assert fault in message
 
 
+@pytest.mark.parametrize("name", ["processes", "repair_after_s", "id"])
+def test_number_of_hundreds_of_digits_is_refused(name: str) -> None:
+    _, faults = toml.build_or_faults({**GOOD, name: 10**400}, NodeConfig)
+    assert [(each.name, each.text.partition(",")[0][:8]) for each in faults] == [(name, "expected")]
+
+
+def test_path_with_a_null_character_is_refused() -> None:
+    _, faults = toml.build_or_faults({**GOOD, "tls": {"cert": "/c\0", "key": "/k"}, "data_dir": "/d\0"}, NodeConfig)
+    assert list(map(str, faults)) == [
+        "data_dir: expected a path, got '/d\\x00'",
+        "tls.cert: expected a path, got '/c\\x00'",
+    ]
+
+
 @pytest.mark.parametrize(
     "hiding", [{"rols": 1}, {"log": {"quorums": [3, 3, 2]}}, {"data_dir": None}], ids=["unknown", "nested", "missing"]
 )
@@ -178,6 +192,7 @@ def test_configuration_survives_its_file(tmp_path: Path) -> None:
         zookeeper="a:1,b:2/x",
         secret_file=tmp_path / "cluster.secret",
         data_dir=tmp_path / 'with "quotes" and \\',
+        zone="a\tzone\nof\x7f 😀",
         roles=(Role.SERVER,),
         log_dir=tmp_path,
         limits=Limits(waiting_max=7),
@@ -196,7 +211,15 @@ def test_default_values_are_not_written() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "fault"), [("id = ", "not TOML"), ("\xff", "not TOML"), (None, "cannot be read: No such file")]
+    ("text", "fault"),
+    [
+        ("id = ", "not TOML"),
+        ("\xff", "not TOML"),
+        ("processes = 1" + "0" * 5_000, "not TOML"),
+        ("x = " + "[" * 5_000 + "]" * 5_000, "not TOML"),
+        (None, "cannot be read: No such file"),
+    ],
+    ids=["value", "encoding", "digits", "depth", "missing"],
 )
 def test_unreadable_file_is_named(tmp_path: Path, text: str | None, fault: str) -> None:
     path = tmp_path / "node.toml"

@@ -78,7 +78,7 @@ def log_level(
 
 def slow_log(
     node: Node,
-    count: Annotated[int, typer.Option(help="Maximum number of operations to show", min=1)] = 20,
+    count: Annotated[int, typer.Option(help="Maximum number of operations to show", min=1, max=1_000_000)] = 20,
     key: Annotated[str, typer.Option(help="Show only operations on this key; only its hash is sent")] = "",
     cluster: ClusterOptions = LOCAL,
     json: Json = False,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvstore.cli.cluster import LOCAL, ClusterOptions, Json
+from kvstore.cli.cluster import LOCAL, TIMEOUT_S_MAX, ClusterOptions, Json
 from kvstore.cli.endpoints import config_of
 from kvstore.cli.output import as_json, as_table
 from kvstore.cli.own_command import how_to_start
@@ -35,7 +35,9 @@ def status(
     watch: Annotated[
         bool, typer.Option("--watch", help="Continue: redraw on a terminal, print a line per change in a pipe")
     ] = False,
-    interval: Annotated[float, typer.Option(help="Seconds between two polls of --watch", min=0.5)] = 2.0,
+    interval: Annotated[
+        float, typer.Option(help="Seconds between two polls of --watch", min=0.5, max=TIMEOUT_S_MAX)
+    ] = 2.0,
     json: Json = False,
 ) -> None:
     """Show the state of the cluster: nodes, disks, leaders, lag, repairs, and what to do about problems.

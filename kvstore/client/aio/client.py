@@ -22,7 +22,7 @@ from kvstore.client.core.scanning import Bounds
 from kvstore.client.core.values import Deleted, Item, Level, Meta, Page, Replaced, Token
 from kvstore.client.core.watching import HEARTBEAT_S, WatchCursor, WatchedKeys
 from kvstore.env.library_env import library_env
-from kvstore.errors import InvalidRequest, Retryable
+from kvstore.errors import InvalidRequest, Retryable, Unavailable
 from kvstore.proto import kv_pb2
 
 T = TypeVar("T")
@@ -69,6 +69,8 @@ class AsyncClient(ClosedAtExit):
         self._run: Callable[[ClientOperation, float | None], Coroutine[Any, Any, Any]] = _refuse
         self._opening = asyncio.Lock()
         """Lets tasks that open the client at the same time read the topology once."""
+        self._closings = 0
+        """How often the client was closed."""
 
     async def open(self) -> Self:
         """Connect to the cluster and read its topology. Entering the client does the same. Idempotent.
@@ -77,15 +79,18 @@ class AsyncClient(ClosedAtExit):
             The client itself.
 
         Raises:
-            Unavailable: If no endpoint answers within `timeout_s` of the configuration.
+            Unavailable: If no endpoint answers within `timeout_s` of the configuration, or the client is closed
+                meanwhile.
             NotAuthenticated: If the servers reject the login.
             ConfigError: If a certificate, key or password file cannot be used.
         """
         async with self._opening:
             if self._engine is None:
-                engine = AsyncEngine(library_env("kvstore client"), self._config)
+                engine, closings = AsyncEngine(library_env("kvstore client"), self._config), self._closings
                 try:
                     await engine.open()
+                    if closings != self._closings:
+                        raise Unavailable("the client is closed")
                 except BaseException:
                     await engine.close()
                     raise
@@ -98,7 +103,7 @@ class AsyncClient(ClosedAtExit):
         if self._engine is not None:
             self._engine.check_closing()
         engine, self._engine = self._engine, None
-        self._run = _refuse
+        self._run, self._closings = _refuse, self._closings + 1
         if engine is not None:
             await engine.close()
 

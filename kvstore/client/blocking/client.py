@@ -23,7 +23,7 @@ from kvstore.client.core.scanning import Bounds
 from kvstore.client.core.values import Deleted, Item, Level, Meta, Page, Replaced, Token
 from kvstore.client.core.watching import HEARTBEAT_S, WatchCursor, WatchedKeys
 from kvstore.env.library_env import library_env
-from kvstore.errors import InvalidRequest, Retryable
+from kvstore.errors import InvalidRequest, Retryable, Unavailable
 from kvstore.proto import kv_pb2
 
 T = TypeVar("T")
@@ -70,6 +70,8 @@ class Client(ClosedAtExit):
         self._run: Callable[[ClientOperation, float | None], Any] = _refuse
         self._opening = nullcontext()
         """Locks nothing: a lock could stay locked after an exception in a signal handler, or in a forked child."""
+        self._closings = 0
+        """How often the client was closed."""
 
     def open(self) -> Self:
         """Connect to the cluster and read its topology. Entering the client does the same. Idempotent.
@@ -78,15 +80,18 @@ class Client(ClosedAtExit):
             The client itself.
 
         Raises:
-            Unavailable: If no endpoint answers within `timeout_s` of the configuration.
+            Unavailable: If no endpoint answers within `timeout_s` of the configuration, or the client is closed
+                meanwhile.
             NotAuthenticated: If the servers reject the login.
             ConfigError: If a certificate, key or password file cannot be used.
         """
         with self._opening:
             if self._engine is None:
-                engine = BlockingEngine(library_env("kvstore client"), self._config)
+                engine, closings = BlockingEngine(library_env("kvstore client"), self._config), self._closings
                 try:
                     engine.open()
+                    if closings != self._closings:
+                        raise Unavailable("the client is closed")
                 except BaseException:
                     engine.close()
                     raise
@@ -99,7 +104,7 @@ class Client(ClosedAtExit):
         if self._engine is not None:
             self._engine.check_closing()
         engine, self._engine = self._engine, None
-        self._run = _refuse
+        self._run, self._closings = _refuse, self._closings + 1
         if engine is not None:
             engine.close()
 

@@ -20,7 +20,6 @@ from kvstore.errors import (
     OutcomeUnknown,
     Overloaded,
     RateExceeded,
-    Refused,
     RequestExpired,
     Retryable,
     StoreError,
@@ -51,8 +50,8 @@ def final_error_or_none(operation: ClientOperation, error: StoreError) -> StoreE
         return None
     if isinstance(error, Retryable):
         return None
-    if operation.is_unknown and isinstance(error, Refused):
-        return OutcomeUnknown(f"an attempt may have been carried out; a later one was refused: {error}")
+    if operation.is_unknown:
+        return OutcomeUnknown(f"an attempt may have been carried out; a later one failed: {error}")
     if isinstance(error, RequestExpired) and operation.renumbered < RENUMBER_MAX:
         operation.numbering.renumber(operation)
         return None

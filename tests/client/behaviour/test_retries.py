@@ -10,10 +10,12 @@ from sortedcontainers import SortedDict
 
 from kvstore.client import AsyncClient, Level
 from kvstore.client.aio.engine import AsyncEngine
+from kvstore.client.blocking.engine import BlockingEngine
 from kvstore.client.core.config import parse_url
 from kvstore.client.core.values import RING
 from kvstore.errors import (
     ConditionFailed,
+    InvalidRequest,
     NotCaughtUp,
     NotLeader,
     OutcomeUnknown,
@@ -424,3 +426,43 @@ async def test_client_opened_twice_at_once_reads_the_topology_once(
     assert await asyncio.gather(client.open(), client.open()) == [client, client]
     assert len(opened) == 1
     await client.close()
+
+
+@pytest.mark.parametrize("face", FACES.values(), ids=FACES.keys())
+async def test_client_that_is_closed_while_it_opens_stays_closed(
+    monkeypatch: pytest.MonkeyPatch, face: type[Face], servers: Servers
+) -> None:
+    """Nobody would close its connections."""
+    client, closed = face(parse_url(servers.patient_url)), list[AsyncEngine | BlockingEngine]()
+    opens, closes, blocking_opens, blocking_closes = (
+        AsyncEngine.open,
+        AsyncEngine.close,
+        BlockingEngine.open,
+        BlockingEngine.close,
+    )
+
+    async def open_(self: AsyncEngine) -> None:
+        await opens(self)
+        await client.close()
+
+    async def close(self: AsyncEngine) -> None:
+        closed.append(self)
+        await closes(self)
+
+    def blocking_open(self: BlockingEngine) -> None:
+        blocking_opens(self)
+        client.client.close()
+
+    def blocking_close(self: BlockingEngine) -> None:
+        closed.append(self)
+        blocking_closes(self)
+
+    monkeypatch.setattr(AsyncEngine, "open", open_)
+    monkeypatch.setattr(AsyncEngine, "close", close)
+    monkeypatch.setattr(BlockingEngine, "open", blocking_open)
+    monkeypatch.setattr(BlockingEngine, "close", blocking_close)
+    with pytest.raises(Unavailable, match="is closed"):
+        await client.open()
+    assert len(closed) == 1
+    with pytest.raises(InvalidRequest, match="not open"):
+        await client.call("get", b"k")

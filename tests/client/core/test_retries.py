@@ -222,7 +222,7 @@ def test_final_error_is_raised_unchanged(error: StoreError) -> None:
     assert final_error_or_none(a_get(), error) is error
 
 
-@pytest.mark.parametrize("error", [ConditionFailed(3), InvalidRequest(""), RequestExpired("")])
+@pytest.mark.parametrize("error", [ConditionFailed(3), InvalidRequest(""), RequestExpired(""), Corrupted("")])
 def test_refused_retry_of_an_unknown_attempt_is_unknown(error: StoreError) -> None:
     operation = a_put()
     final_error_or_none(operation, OutcomeUnknown("lost"))
