@@ -186,7 +186,8 @@ METRICS: dict[str, tuple[Declaration, ...]] = {
         gauge("bookie_segments", "Entry log files."),
         gauge("bookie_disk_bytes", "Size of the entry log files."),
         gauge(
-            "bookie_free_bytes", "Free bytes on the disk of the bookie's journal, or on all of them if it has several."
+            "bookie_free_bytes",
+            "Free bytes on the disk of the bookie's journal, or on all its disks that have not failed.",
         ),
         gauge("bookie_live_bytes", "Bytes of entries in full files whose ledgers still exist."),
         counter("bookie_index_blocks_read_total", "Number of reads of index files, for entries of full files."),
