@@ -458,6 +458,24 @@ async def test_watched_keys_are_bounded_in_total(resp: RespPort, monkeypatch: py
         assert resp.server.statistics()["resp_input_bytes"] == 0
 
 
+@pytest.mark.parametrize("name", [b"MGET", b"EXISTS", b"TOUCH"])
+async def test_reads_of_one_command_are_submitted_in_portions(resp: RespPort, name: bytes) -> None:
+    """A leader that received an EXISTS of 65,535 keys at once seemed to be down, and the reply was CLUSTERDOWN."""
+    keys = [b"%d" % number for number in range(3 * reply_queue.READS_AT_ONCE)]
+    resp.backend.held_reads = []
+    async with resp.raw() as raw:
+        raw.writer.write(packed(name, *keys))
+        await wait_until(lambda: has_held_reads(resp), what="the command has begun")
+        assert len(resp.backend.held_reads) == reply_queue.READS_AT_ONCE
+        resp.backend.do_held_reads()
+        answer = b"*%d\r\n" % len(keys) + b"$-1\r\n" * len(keys) if name == b"MGET" else b":0\r\n"
+        assert await raw.read(len(answer)) == answer
+
+
+async def has_held_reads(resp: RespPort) -> bool:
+    return bool(resp.backend.held_reads)
+
+
 # docs/protocol.md N5
 async def test_rate_admits_a_command_of_several_keys_whole_or_not_at_all(
     resp: RespPort, monkeypatch: pytest.MonkeyPatch
