@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 AGE = "AGE"
 """File name of the age, in each directory with a journal."""
+_BYTES = 21
+"""Length of the recorded age. A file that was damaged may be longer, and the age is written in place."""
 
 
 def age_in(disk: Disk, directory: str) -> int:
@@ -28,7 +30,7 @@ def age_in(disk: Disk, directory: str) -> int:
     if not disk.exists(path):
         return 0
     try:
-        word = read_file(disk, path).strip()
+        word = read_file(disk, path)[:_BYTES].strip()
     except OSError as error:
         if is_passing(error):
             raise

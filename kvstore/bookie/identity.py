@@ -47,6 +47,8 @@ FORMATTING = "FORMATTING"
 STARTS = "STARTS"
 """File name, in the journal's directory, of the cookie node's version at the last start and of the one that this start
 makes."""
+_STARTS_BYTES = 42
+"""Length of the recorded starts. A file that was damaged may be longer, and the starts are written in place."""
 
 
 # docs/protocol.md L13
@@ -374,7 +376,8 @@ def _starts_in(disk: Disk, directory: str) -> list[int]:
     and does not prevent the start."""
     path = f"{directory}/{STARTS}"
     try:
-        words = read_file(disk, path).decode(errors="replace").split() if disk.exists(path) else []
+        data = read_file(disk, path)[:_STARTS_BYTES] if disk.exists(path) else b""
+        words = data.decode(errors="replace").split()
     except OSError as error:
         if is_passing(error):
             raise

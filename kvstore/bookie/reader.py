@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from kvstore.bookie.index.entry_index import NOWHERE, OFFSET_BITS, OFFSET_MASK
@@ -209,14 +210,18 @@ class Reader:
         ledger.waiters[check] = None
         return cancel
 
-    def _answer_poll(self, ledger: Ledger, previous_lac: int, done: ReadDone) -> None:
+    def _answer_poll(self, ledger: Ledger, previous_lac: int, done: ReadDone, *, has_waited: bool = False) -> None:
+        """Answer a long poll. If the entry may be in progress, wait for the records accepted so far, but not for later
+        ones: the entry may be on other bookies only, and something of a busy ledger is always in progress."""
         if self._ledgers.get(ledger.id) is not ledger:
             done(Status.NO_LEDGER, LAST_ENTRY, None, -1)
             return
         entry = previous_lac + 1
         place, size = self.place(ledger, entry) if ledger.lac >= entry else NOWHERE
-        if not place and ledger.lac >= entry and ledger.last_group > self._journal.synced_group:
-            self._journal.after(ledger.last_group, lambda: self._answer_poll(ledger, previous_lac, done))
+        may_come = ledger.lac >= entry and ledger.last_group > self._journal.synced_group
+        if not place and may_come and not has_waited:
+            answer = partial(self._answer_poll, ledger, previous_lac, done, has_waited=True)
+            self._journal.after(ledger.last_group, answer)
             return
         body = self.body(ledger.id, entry, place, size) if place else None
         done(Status.OK, LAST_ENTRY if body is None else entry, body, ledger.lac)

@@ -10,7 +10,8 @@ from errno import ENOSPC
 import pytest
 
 from kvstore.bookie import Bookie, BookieStorage
-from kvstore.bookie.age import age_in
+from kvstore.bookie.age import age_in, note_age
+from kvstore.bookie.identity import _note_start, _starts_in
 from kvstore.bookie.upkeep.aging import AGE_S
 from kvstore.env import Env
 from kvstore.errors import ConfigError
@@ -181,6 +182,22 @@ def test_unreadable_disk_is_a_doubt_and_does_not_prevent_a_start(world: SimWorld
 
     with pytest.raises(ConfigError, match=f"{JOURNAL}/VERSION cannot be read"):
         run(world, start())
+
+
+# docs/protocol.md B7
+def test_damage_behind_the_record_does_not_outlast_the_next_record(world: SimWorld, tree: MemoryTree) -> None:
+    run_while(world, tree, range(1), aged=True)
+    disk = world.node("b1").disk
+    for name in ("AGE", "STARTS"):
+        disk.overwrite(f"{JOURNAL}/{name}", 0, b"9 " * 100)
+
+    async def note() -> None:
+        await note_age(disk, JOURNAL, 35)
+
+    run(world, note())
+    _note_start(disk, JOURNAL, 3, 4)
+    assert age_in(disk, JOURNAL) == 35
+    assert _starts_in(disk, JOURNAL) == [3, 4]
 
 
 def test_second_process_on_a_copy_ends_the_first(world: SimWorld, tree: MemoryTree) -> None:

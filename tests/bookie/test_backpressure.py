@@ -4,6 +4,7 @@ bookies."""
 from __future__ import annotations
 
 import asyncio
+from errno import ESTALE
 
 import pytest
 
@@ -193,3 +194,29 @@ def test_requests_that_need_metadata_do_not_delay_others(world: SimWorld) -> Non
         assert served.shelf.storage.statistics.refused_overload == 0
 
     serve(world, scenario, meta)
+
+
+def test_space_that_cannot_be_read_delays_nobody(world: SimWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The question waits with the adds, and is answered while a synced group is being reported."""
+
+    async def scenario(served: Served, peer: Peer) -> None:
+        await peer.ask(adds(range(1))[0])
+        disk = world.node("b1").disk
+        disk.slow_syncs((1, 1))
+        peer.send(*adds(range(1, 9), size=10_000))
+        await pause(0.1)
+        assert served.shelf.storage.sync_gate.is_shut
+
+        def failing(_path: str = "") -> int:
+            raise OSError(ESTALE, "the file server does not know the file")
+
+        monkeypatch.setattr(disk, "free_bytes", failing)
+        other = await served.connect()
+        other.send(wire.encode_bookie_info(90))
+        reader = asyncio.ensure_future(served.shelf.status(L, 1))
+        async with asyncio.timeout(10):
+            assert await reader is Status.OK
+            assert await statuses(peer, 8) == [Status.OK] * 8
+            assert await statuses(other, 1) == [Status.IO_ERROR]
+
+    serve(world, scenario, pending_bytes_max=50_000)

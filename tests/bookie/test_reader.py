@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from kvstore.proto.bookkeeper import Status
+from kvstore.proto.bookkeeper import LAST_ENTRY, Status
 from tests.bookie.support import KEY, Metadata, Shelf, crash, in_world, lac_packet, packet, run, tiny
 from tests.sim.world.env import SimWorld
 from tests.sim.world.pause import pause
@@ -181,3 +181,19 @@ async def test_listener_gets_stored_packets_until_it_ends(world: SimWorld) -> No
     assert other.told == [0, (2, packet(L, 2)), 1, 2, (3, packet(L, 3))]
     end_other()
     assert shelf.storage.inventory.ledgers[L].listeners == ()
+
+
+@in_world
+async def test_long_poll_of_a_busy_striped_ledger_is_answered(world: SimWorld) -> None:
+    """The next entry is on other bookies, and something of the ledger always waits for a sync."""
+    shelf = await opened(world, segment_bytes=1 << 20)
+    assert await shelf.add(L, 0, lac=-1) is Status.OK
+    polling, entry = shelf.poll(L, 0, 500), 2
+    until = world.loop.time() + 2
+    world.node("b1").disk.slow_syncs((0.01, 0.01))
+    while world.loop.time() < until and not polling.done():
+        shelf.submit(L, entry)
+        entry += 1
+        await pause(0.003)
+    assert polling.done()
+    assert (await polling)[:3] == (Status.OK, LAST_ENTRY, None)

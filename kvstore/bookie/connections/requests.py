@@ -272,7 +272,11 @@ class RequestHandler:
     def _info(self, txn: int, request: pb.Request) -> None:
         requested = request.bookie_info.requested
         is_space = requested & (wire.TOTAL_CAPACITY | wire.FREE_SPACE)
-        total, free = self._storage.space() if is_space else (0, 0)
+        try:
+            total, free = self._storage.space() if is_space else (0, 0)
+        except OSError:
+            self._client.send(wire.encode_status(txn, BookieOperation.GET_BOOKIE_INFO, Status.IO_ERROR))
+            return
         self._client.send(
             wire.encode_info_response(
                 txn,

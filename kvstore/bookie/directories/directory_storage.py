@@ -11,6 +11,7 @@ from typing import Any
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.directories.gathering import Directory, unreadable
 from kvstore.bookie.directories.refusing import CANNOT_STORE, Refusing
+from kvstore.bookie.statistics import Statistics
 from kvstore.bookie.storage import BookieStorage
 from kvstore.os_errors import is_passing
 
@@ -52,7 +53,9 @@ class DirectoryStorage:
         self.ledgers, self.tombstones = self.storage.inventory.ledgers, self.storage.inventory.tombstones
 
     def free_bytes(self) -> int:
-        """Return the free bytes of the directory, or 0 if its disk fails."""
+        """Return the free bytes of the directory, or 0 if it has failed or its disk fails now."""
+        if self.reason:
+            return 0  # a disk that hangs is not asked
         try:
             return self.storage.free_bytes()
         except OSError:
@@ -64,6 +67,10 @@ class DirectoryStorage:
             return self.storage.space()
         except OSError:
             return 0, 0
+
+    def refresh_statistics(self) -> Statistics:
+        """Return the directory's statistics. Those of a failed directory stay as they were, without free bytes."""
+        return self.storage.statistics if self.reason else self.storage.refresh_statistics()
 
     def knows(self, ledger: int) -> bool:
         return ledger in self.ledgers or ledger in self.tombstones
@@ -100,6 +107,9 @@ class DirectoryStorage:
         self.reason = reason
         self.calls = Refusing(self.storage.statistics)
         self.ledgers, self.tombstones = frozenset(self.ledgers), frozenset(self.tombstones)
+        statistics = self.storage.statistics
+        self.storage.inventory.count(statistics)
+        statistics.free_bytes = 0
 
     def refuse_all(self) -> None:
         """Refuse the requests that wait for the metadata store, or for a sync that will never come. Their outcome is

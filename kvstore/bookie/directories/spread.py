@@ -176,7 +176,7 @@ class SpreadStorage:
 
     def refresh_statistics(self) -> Statistics:
         """Return the sum of all directories' counters, including those that are counted only on demand."""
-        found = added_up([self.statistics, *(part.storage.refresh_statistics() for part in self.parts)])
+        found = added_up([self.statistics, *(part.refresh_statistics() for part in self.parts)])
         found.readonly = self.is_readonly
         found.directories, found.directories_failed = len(self.parts), len(self.parts) - len(self.homes.alive)
         return found

@@ -167,11 +167,26 @@ class Reclaimer:
         """Return the sparse segments, emptiest first. Only segments that are full, synced and counted: the open group
         may be in the next segment while the last group of this one is on its way to the disk, and then this segment's
         entries are not counted yet."""
-        enough = self._config.sparse_share * self._config.segment_bytes
         current = self._journal.synced_file
         full = [each for file, each in sorted(self._inventory.segments.items()) if file < current]
-        sparse = [each for each in full if each.live_bytes <= enough and not self._is_stuck(each)]
+        sparse = [each for each in full if self._is_sparse(each) and not self._is_stuck(each)]
         return sorted(sparse, key=lambda segment: segment.live_bytes)
+
+    # docs/protocol.md B22
+    def _is_sparse(self, segment: Segment) -> bool:
+        """Return True if a rewrite of the segment frees space. The heads of small entries, and space at the end that
+        no large entry fits into, are neither live nor free: the entries need them again wherever they are."""
+        size, live = self._config.segment_bytes, segment.live_bytes
+        enough = self._config.sparse_share * size
+        if live > enough or live <= 0 or segment.capacity < size:
+            return live <= enough
+        counts = (
+            sealed.count(segment.file)
+            for ledger, sealed in self._inventory.sealed_in(segment)
+            if segment.live.get(ledger, 0) > 0
+        )
+        dead = segment.end - live - RECORD_HEADER_SIZE * sum(counts)
+        return dead >= (size - enough) / 2
 
     def _is_stuck(self, segment: Segment) -> bool:
         """Return True if nothing has changed since an attempt could not read entries of the segment (docs/protocol.md,

@@ -34,6 +34,7 @@ from kvstore.server.fsck.findings import (
     check_length,
     check_list,
     check_quorum,
+    check_written,
     check_zones,
     orphans,
 )
@@ -44,6 +45,7 @@ from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId, LedgerMetadata,
 from kvstore.wal.bookies import BookieClients
 from kvstore.wal.config import LogConfig
 from kvstore.wal.connection import AnsweredError
+from kvstore.wal.coverage import is_somewhere_short
 from kvstore.wal.creator import owner_of
 from kvstore.wal.ledger_list import Listed
 from kvstore.wal.lists import LedgerLists
@@ -81,6 +83,8 @@ class LedgerCopies:
         """Number of consecutive reads that each bookie has left unanswered."""
         self.waited_for: set[BookieId] = set()
         """Bookies that did not have an entry after AGAIN_MAX attempts."""
+        self.unheard: list[BookieId] = []
+        """Bookies of the last fragment that did not report the last confirmed entry."""
         self._bookies = bookies
         self._digest = EntryDigest(metadata.digest, metadata.password)
 
@@ -90,12 +94,18 @@ class LedgerCopies:
             return self.metadata.last_entry
         fragment = self.metadata.fragments[-1]
         last = max(EntryId(fragment.first - 1), NO_ENTRY)
+        self.unheard = []
         for bookie in fragment.ensemble:
             try:
                 last = max(last, await self._bookies.read_lac(bookie, self.metadata.ledger, self._digest))
             except LedgerError:
-                continue
+                self.unheard.append(bookie)
         return last
+
+    def has_unknown_end(self) -> bool:
+        """Return True if so many bookies did not answer that only they may know the last acknowledged entries."""
+        ensemble = self.metadata.fragments[-1].ensemble
+        return is_somewhere_short({ensemble.index(each) for each in self.unheard}, self.metadata.quorum)
 
     def is_silent(self, bookie: BookieId) -> bool:
         """Return True if the bookie has been silent for so many reads that asking again is pointless."""
@@ -229,9 +239,21 @@ class Fsck:
 
     async def _ledger(self, subject: str, metadata: LedgerMetadata, sequences: Sequences) -> None:
         self.report.ledgers += 1
+        for attempt in range(AGAIN_MAX):
+            if attempt:  # perhaps the leader replaces a bookie, or has done so since the metadata was read
+                await asyncio.sleep(AGAIN_S)
+                found = await self._metadata_or_none(metadata.ledger)
+                if found is None:  # trimmed during the read
+                    sequences.skip()
+                    return
+                metadata = found
+            copies = LedgerCopies(self._bookies, metadata)
+            last = await copies.last_entry()
+            if not copies.has_unknown_end():
+                break
+        else:
+            check_written(self.report, subject, metadata, copies.unheard, self._is_up)
         self._check_zones(subject, metadata)
-        copies = LedgerCopies(self._bookies, metadata)
-        last = await copies.last_entry()
         read, bytes_read = 0, 0
         is_given_up = given_up(metadata)
         async for entry, payloads in self._entries(copies, last):

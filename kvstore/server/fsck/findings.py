@@ -295,6 +295,19 @@ def check_missing(
         report.warn(subject, what, advice, entry=entries)
 
 
+def check_written(
+    report: FsckReport,
+    subject: str,
+    metadata: LedgerMetadata,
+    lacking: Collection[BookieId],
+    is_up: Callable[[BookieId], bool],
+) -> None:
+    """Report a ledger that is not closed and whose last entries only the bookies in `lacking` may know."""
+    names = ", ".join(bookie if is_up(bookie) else f"{bookie} (not up)" for bookie in lacking)
+    what = f"is {metadata.state.name}, and its last entries are unknown, because they are written to {names}"
+    report.error(subject, f"{what}; {metadata.quorum.ack} copies of each entry are needed", TOO_FEW_COPIES)
+
+
 def check_length(report: FsckReport, subject: str, metadata: LedgerMetadata, found_bytes: int) -> None:
     """Check a closed ledger's length against `found_bytes`, the bytes of all its entries. Apache's recovery may count
     an entry beyond the end that a bookie has of a writer that died, if it closes the ledger before that entry."""

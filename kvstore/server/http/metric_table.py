@@ -186,7 +186,8 @@ METRICS: dict[str, tuple[Declaration, ...]] = {
         gauge("bookie_segments", "Entry log files."),
         gauge("bookie_disk_bytes", "Size of the entry log files."),
         gauge(
-            "bookie_free_bytes", "Free bytes on the disk of the bookie's journal, or on all of them if it has several."
+            "bookie_free_bytes",
+            "Free bytes on the disk of the bookie's journal, or on all its disks that have not failed.",
         ),
         gauge("bookie_live_bytes", "Bytes of entries in full files whose ledgers still exist."),
         counter("bookie_index_blocks_read_total", "Number of reads of index files, for entries of full files."),
@@ -314,7 +315,7 @@ METRICS: dict[str, tuple[Declaration, ...]] = {
             "Number of commands refused because no memory became free for their replies.",
         ),
         gauge("server_resp_output_bytes", "Bytes of large or unread replies held in memory."),
-        gauge("server_resp_input_bytes", "Bytes of incomplete or waiting commands held in memory."),
+        gauge("server_resp_input_bytes", "Bytes of incomplete or waiting commands and of watched keys held in memory."),
         gauge("server_resp_commands_under_way", "Operations of Redis commands in flight."),
         gauge("server_resp_channels", "Pub/Sub channels that have subscribers at this node, not counting patterns."),
         gauge("server_resp_subscriptions", "Subscriptions to channels and patterns at this node."),

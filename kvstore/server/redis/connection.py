@@ -3,6 +3,7 @@ connection are in pipeline/."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
@@ -76,8 +77,8 @@ class RespConnection:
         self._parser = Parser()
         self._stream: Stream
         self._is_input_noted = False
-        """True while the server counts input bytes of this connection: commands that are incomplete or have not begun.
-        """
+        """True while the server counts input bytes of this connection: commands that are incomplete or have not begun,
+        and watched keys."""
         self._client_stream: ClientStream | None = None
         """The handler that took the connection over and serves a client."""
         self._trial: ServerTrial | None = None
@@ -97,6 +98,8 @@ class RespConnection:
                 self.refuse()
 
     def data_received(self, data: bytes) -> None:
+        """Begin the commands that have arrived. After a call with empty `data`, only those that the parser has not read
+        yet."""
         if self._trial is not None:
             is_server = self._trial.is_server(data)
             self._end_trial()
@@ -113,6 +116,8 @@ class RespConnection:
         waiting = pipeline.waiting
         if self._parser.error is not None and not waiting:
             pipeline.end(f"ERR Protocol error: {self._parser.error}")
+        elif self._parser.is_behind and not waiting and not pipeline.is_stalled:
+            self._parse_soon()
         if waiting or self._parser.kept or self.session.queued or self._is_input_noted:
             self._note_input(len(data) + QUEUED_BYTES * len(waiting) if waiting else 0)
         server = self._server
@@ -125,11 +130,24 @@ class RespConnection:
         self._note_input()
         if self._parser.error is not None:
             self.pipeline.end(f"ERR Protocol error: {self._parser.error}")
+        elif self._parser.is_behind:
+            self._parse_soon()
         else:
             self.pipeline.continue_reading()
 
+    def _parse_soon(self) -> None:
+        """Read the commands that the parser has not read yet in the next turn of the event loop, and no further input
+        until then."""
+        self._stream.pause_reading()
+        asyncio.get_running_loop().call_soon(self._parse_more)
+
+    def _parse_more(self) -> None:
+        self.data_received(b"")
+        if not self._parser.is_behind and not self.pipeline.is_stalled:
+            self.pipeline.continue_reading()
+
     def _note_input(self, queued: int = 0) -> None:
-        size = len(self._parser.kept) + queued + self.session.queued_bytes
+        size = len(self._parser.kept) + queued + self.session.held_bytes
         if size > UNAUTHENTICATED_INPUT_MAX and self.is_unauthenticated() and not self.pipeline.is_busy:
             return self.abandon(
                 f"NOAUTH Authentication required. Expected at most {UNAUTHENTICATED_INPUT_MAX} bytes before it"

@@ -40,8 +40,8 @@ from kvstore.types import PartitionId, ServerId
 log = logging.getLogger(__name__)
 
 INPUT_BYTES_MAX = 256 << 20
-"""Maximum number of bytes of incomplete and waiting commands, over all connections. Above this limit, the connection
-with the most, of the network with the most, is closed, and unauthenticated ones before others."""
+"""Maximum number of bytes of incomplete and waiting commands and of watched keys, over all connections. Above this
+limit, the connection with the most, of the network with the most, is closed, and unauthenticated ones before others."""
 CLOSE_S = 1.0
 """Time in seconds that a stop waits for operations in flight and for clients to read their replies. Clients get no
 reply to operations that take longer."""
@@ -270,7 +270,7 @@ class RespServer:
         self._input_bytes -= self._input.pop(connection, 0)
 
     def note_input(self, connection: RespConnection, size: int) -> None:
-        """Record that incomplete and waiting commands of `connection` now take `size` bytes."""
+        """Record that incomplete and waiting commands and watched keys of `connection` now take `size` bytes."""
         held = self._input.get(connection, 0)
         if size == held:
             return

@@ -23,6 +23,10 @@ INLINE_BYTES_MAX = 64 << 10
 SKIPPED_ARGUMENTS_MAX = 1 << 20
 SKIPPED_BULK_MAX = 512 << 20
 """Beyond these limits the client does not make a mistake but speaks another protocol."""
+AT_ONCE_MAX = 1024
+"""Maximum number of commands that are not plain, empty lines and skipped arguments that one call reads. A chunk of
+256 KiB may hold as many lines as bytes, which take half a second, and everything else in the process waits meanwhile.
+"""
 _HEADER_BYTES_MAX = 32
 _ALIKE_MIN = 20
 """Minimum number of lines for which it pays to check whether all commands have the same shape."""
@@ -54,7 +58,10 @@ class Parser:
     def __init__(self) -> None:
         self.error: ProtocolError | None = None
         self.kept = bytearray()
-        """Bytes of a command that is still incomplete."""
+        """Bytes of a command that is still incomplete, and bytes behind the commands that a call has read."""
+        self.is_behind = False
+        """True if the last call has not read everything that has arrived: call `parse` without bytes in a later turn of
+        the event loop."""
         self._partial = _PartialCommand()
         self._skip = _SkippedCommand()
         self._is_plain = True
@@ -64,6 +71,7 @@ class Parser:
         """Return the commands that `data` completes, in order. If `data` violates the protocol, `error` is set and
         the commands before the violation are returned."""
         found: list[Words] = []
+        self.is_behind = False
         is_begun = bool(self.kept)
         parts = None
         if not is_begun and self._is_plain:
@@ -72,7 +80,7 @@ class Parser:
                 return [lone]
         if is_begun:
             self.kept += data
-            if self._partial.is_incomplete(self.kept):
+            if not self._skip.is_active() and self._partial.is_incomplete(self.kept):
                 return found
             data = bytes(self.kept)
             self.kept.clear()
@@ -93,17 +101,22 @@ class Parser:
                 return self._keep(data)
             data = data[pos:]
         pos = 0 if self._skip.is_active() else _read_plain(data, parts or data.split(b"\r\n"), found)
-        while pos < len(data):
+        for _ in range(AT_ONCE_MAX):
+            if pos == len(data):
+                return None
             if self._skip.is_active():
-                pos = self._skip.over(data, pos)
-                if self._skip.is_active():
+                end = self._skip.over(data, pos)
+                if end == pos:
                     return self._keep(data[pos:])
-                found.append(OversizedCommand(self._skip.reason))
-                continue
-            end = self._read_one(data, pos, found)
-            if end is None:
+                if not self._skip.is_active():
+                    found.append(OversizedCommand(self._skip.reason))
+            elif (one := self._read_one(data, pos, found)) is None:
                 return self._keep(data[pos:])
+            else:
+                end = one
             pos = end
+        self.is_behind = pos < len(data)
+        return self._keep(data[pos:])
 
     def _keep(self, rest: bytes) -> None:
         self.kept += rest
@@ -203,25 +216,19 @@ class _SkippedCommand:
         self.reason, self._arguments, self._bytes = reason, arguments, 0
 
     def over(self, data: bytes, pos: int) -> int:
-        """Skip as much of `data` from `pos` on as belongs to the command, and return the position at which parsing
-        continues. An incomplete header is left in place."""
-        while self._bytes or self._arguments:
-            if self._bytes:
-                step = min(self._bytes, len(data) - pos)
-                self._bytes -= step
-                pos += step
-                if self._bytes:
-                    return pos
-                continue
+        """Skip as much of `data` from `pos` on as belongs to one argument of the command, and return the position at
+        which parsing continues. An incomplete header is left in place."""
+        if not self._bytes:
             line = data.find(b"\n", pos, pos + _HEADER_BYTES_MAX)
             if line < 0:
-                if pos < len(data):
-                    _check_header(data, pos)
+                _check_header(data, pos)
                 return pos
             self._bytes = _bulk_length(data, pos, line) + 2
             self._arguments -= 1
             pos = line + 1
-        return pos
+        step = min(self._bytes, len(data) - pos)
+        self._bytes -= step
+        return pos + step
 
 
 def _read_plain(data: bytes, parts: list[bytes], found: list[Words]) -> int:

@@ -112,13 +112,14 @@ class RespSession:
         self._subscriptions = 0
         self.watched: dict[bytes, int] = {}
         """The watched keys and their versions at WATCH; 0: absent."""
+        self._watched_bytes = 0
         self._queued_bytes = 0
         self._is_aborted = False
 
     @property
-    def queued_bytes(self) -> int:
-        """Bytes that the queued commands take."""
-        return self._queued_bytes if self.queued else 0
+    def held_bytes(self) -> int:
+        """Bytes that the queued commands and the watched keys take."""
+        return self._watched_bytes + (self._queued_bytes if self.queued else 0)
 
     def reset(self) -> None:
         """Reset the connection to its initial state."""
@@ -211,12 +212,14 @@ class RespSession:
 
     def watch(self, key: bytes, version: int) -> None:
         """Make the next transaction depend on this version of a key; 0: the key is absent."""
-        self.watched.setdefault(key, version)
+        if key not in self.watched:
+            self.watched[key] = version
+            self._watched_bytes += len(key) + _WORD_BYTES
         self.level = int(Level.LINEARIZABLE)
 
     def unwatch(self) -> dict[bytes, int]:
         """Stop watching keys, and return the watched keys."""
-        watched, self.watched = self.watched, {}
+        watched, self.watched, self._watched_bytes = self.watched, {}, 0
         self.level = self._chosen_level
         return watched
 

@@ -189,6 +189,7 @@ def _plan_changes(
         pinned, _ = _pin(wanted, name, feed)
         feeds = {each.partition: each for each in feed.positions()}
     places = (*map(place_of, pinned.partitions), *left_places(parent, pinned.partitions, feeds))
+    _check_reached(parent, places)
     return pinned, places, (*change_pieces(parent, places, feeds), *intent_pieces(pinned))
 
 
@@ -261,6 +262,17 @@ def left_places(
                 f"{parent.id} are unknown; take a full snapshot"
             )
         yield _place_of_left(after, before.time_ms)
+
+
+def _check_reached(parent: Manifest, places: Sequence[PartitionPosition]) -> None:
+    """Raise NotContinuable if a log ends before the parent, because no chain could contain the new snapshot."""
+    starts = parent.starts(each.partition for each in places)
+    for each in places:
+        if each.sequence < starts[each.partition]:
+            raise NotContinuable(
+                f"partition {each.partition} is at {each.sequence}, in snapshot {parent.id} at "
+                f"{starts[each.partition]}, so the cluster has lost changes; take a full snapshot"
+            )
 
 
 def change_pieces(

@@ -31,6 +31,8 @@ BLOCK_BYTES = 8 << 20
 SETTLE_S = 0.5
 """Seconds that a writer waits before it reads back its file, on stores where a rename overwrites. By then, all
 writers that started at the same time have finished, and the file of the last one remains."""
+TEMPORARY = ".tmp"
+"""The end of the name of a file that is not complete yet."""
 COPIES, COPY_S = "kvstore-piece-", 86_400.0
 """Prefix of folders of local copies, and seconds without a write after which such a folder is abandoned."""
 _OF_CONNECTIONS = {
@@ -158,7 +160,7 @@ class RemotePath:
             if not _renames(fs):
                 fs.pipe_file(path, data)
                 return
-            temporary = f"{path}.{uuid4().hex}.tmp"
+            temporary = f"{path}.{uuid4().hex}{TEMPORARY}"
             fs.pipe_file(temporary, data)
             _move_over(fs, temporary, path)
 
@@ -421,7 +423,7 @@ def _put_new(fs: Any, path: str, data: bytes) -> None:
             fs.pipe_file(path, data)
             time.sleep(SETTLE_S)
         return
-    temporary = f"{path}.{uuid4().hex}.tmp"
+    temporary = f"{path}.{uuid4().hex}{TEMPORARY}"
     fs.pipe_file(temporary, data)
     try:
         fs.mv(temporary, path)

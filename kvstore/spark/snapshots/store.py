@@ -21,7 +21,7 @@ from kvstore.spark.snapshots import manifest as manifests
 from kvstore.spark.snapshots.chains import newest_or_none
 from kvstore.spark.snapshots.legal_holds import LegalHold, decode_hold
 from kvstore.spark.snapshots.manifest import DataFile, Manifest
-from kvstore.spark.snapshots.remote import Location
+from kvstore.spark.snapshots.remote import TEMPORARY, Location
 from kvstore.spark.snapshots.signing import Keys
 from kvstore.spark.snapshots.stored import read_document
 
@@ -152,12 +152,13 @@ class SnapshotStore(ABC):
         read counts."""
         found: dict[str, LegalHold] = {}
         try:
-            named = sorted(each.name for each in self.root.iterdir() if each.name.startswith(HOLD))
+            names = sorted(each.name for each in self.root.iterdir())
         except FileNotFoundError:
             return {}
-        for name in named:
-            with suppress(FileNotFoundError):  # it has just been released
-                found[name.removeprefix(HOLD)] = decode_hold(self.root / name)
+        for name in names:
+            if name.startswith(HOLD) and not name.endswith(TEMPORARY):
+                with suppress(FileNotFoundError):  # it has just been released
+                    found[name.removeprefix(HOLD)] = decode_hold(self.root / name)
         return found
 
     @abstractmethod

@@ -13,6 +13,7 @@ from kvstore.types import LedgerState
 from tests.bookie.directories.support import A, B, Naming, Spread, open_spread
 from tests.bookie.support import KEY, crash, in_world, packet, run
 from tests.sim.world.env import NodeCrashed, SimWorld
+from tests.sim.world.pause import pause
 
 LEDGERS = range(1, 21)
 
@@ -82,6 +83,29 @@ async def test_failed_directory_is_reported_with_its_reason(world: SimWorld, sto
     part = next(each for each in shelf.storage.parts if each.reason)
     assert (failed[0].path, failed[0].failure) == (part.directory.path, part.reason)
     assert [each.free_bytes > 0 for each in shelf.storage.directories() if not each.failure] == [True]
+
+
+@in_world
+async def test_free_space_of_a_failed_directory_does_not_count(
+    world: SimWorld, store: MemoryStore, meta: Naming
+) -> None:
+    """Its file system may still say how much is free, or may hang when it is asked."""
+    shelf = await filled(world, store, meta)
+    await pause(1)
+    disk = world.node("b1").disk
+    disk.fail_sync()
+    assert await shelf.add(shelf.in_directory(B, LEDGERS)[0], 3) is Status.IO_ERROR
+    asked, free_bytes = [], disk.free_bytes
+
+    def asking(path: str = "") -> int:
+        asked.append(path)
+        return free_bytes(path)
+
+    disk.free_bytes = asking  # type: ignore[method-assign]
+    (failed,) = (each for each in shelf.storage.directories() if each.failure)
+    assert (failed.path, failed.free_bytes) == (B, 0)
+    assert shelf.storage.refresh_statistics().free_bytes == shelf.storage.space()[1]
+    assert set(asked) == {A}
 
 
 @in_world

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import gather
 from random import Random
 from typing import Any
 
@@ -549,6 +550,32 @@ def test_segment_with_lost_places_stays_until_its_ledger_is_repaired(world: SimW
     run(world, scenario())
     crash(world)
     run(world, again())
+
+
+@pytest.mark.parametrize("payload_bytes", [20, 24_000])
+@in_world
+async def test_segment_is_rewritten_only_if_that_frees_space(
+    world: SimWorld, meta: Metadata, payload_bytes: int
+) -> None:
+    """Otherwise entries that are smaller than their heads, or of which few fit into a segment, are rewritten for
+    ever."""
+    segment_bytes = 1 << 16
+    config = tiny(sparse_share=0.8, segment_bytes=segment_bytes)
+    shelf = await Shelf(world.env("b1"), config, meta).start()
+    reclaimer = Reclaimer(shelf.env, config, shelf.storage, meta)
+    count = 6 * segment_bytes // (payload_bytes + 68)
+    for ledger in (KEPT, GONE):
+        assert await shelf.add(ledger, 0, b"x" * payload_bytes) is Status.OK
+    answers = [shelf.submit(of, entry, b"x" * payload_bytes) for entry in range(1, count) for of in (KEPT, GONE)]
+    assert set(await gather(*answers)) == {Status.OK}
+    for former in ([], [GONE]):
+        delete(meta, *former)
+        assert await reclaimer.drop_deleted() == former
+        while await reclaimer.free_segments():
+            assert shelf.storage.statistics.rewritten_bytes < 20 * segment_bytes
+    assert await shelf.entries(KEPT) == (Status.OK, [(0, count)])
+    total, free = shelf.storage.space()
+    assert total - free < 12 * segment_bytes
 
 
 @in_world

@@ -16,6 +16,7 @@ from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import ensure_path
 from kvstore.partition.state.entry import Entry
 from kvstore.ring import encode as encode_ring
+from kvstore.server.fsck import check
 from kvstore.server.fsck.check import Fsck, LedgerCopies
 from kvstore.server.fsck.findings import TOO_FEW_COPIES, FsckFinding, FsckReport, Severity
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, PartitionId, Quorum, Seq, ServerId
@@ -175,3 +176,18 @@ async def test_ledgers_of_partition_joining_during_check_are_not_orphans(
     await made.list(P2, [])
     found = about_ledgers(await made.checked(), Severity.WARNING)
     assert found == [("p2 ledger=11", "was created for this partition but is not in its list")]
+
+
+async def test_open_ledger_whose_bookies_are_down_is_at_risk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only its bookies know its entries. Nothing else of the log is left: it was trimmed."""
+    monkeypatch.setattr(check, "AGAIN_S", 0)
+    env = real_env(tmp_path, name="fsck")
+    made = Made(env)
+    await made.set_up()
+    await made.list(P, LEDGERS[2:])
+    report = await made.checked()
+    await env.nursery.close()
+    assert report.verdict.startswith("AT RISK")
+    [(where, message)] = about_ledgers(report)
+    assert where == "p1 ledger=9"
+    assert message.endswith("because they are written to b1 (not up), b2 (not up), b3 (not up)")

@@ -28,7 +28,7 @@ from kvstore.partition.state.commands import Code, Level, Op, Sink
 from kvstore.partition.state.traits import INTERNAL
 from kvstore.server.config import Limits
 from kvstore.server.redis import listener as resp_listener
-from kvstore.server.redis.parser import BULK_BYTES_MAX
+from kvstore.server.redis.parser import AT_ONCE_MAX, BULK_BYTES_MAX
 from kvstore.server.redis.pipeline import reply_queue
 from kvstore.server.redis.pipeline.pipeline import BATCHED_MIN
 from tests.server.redis.resp_port import RespPort, redis_port
@@ -379,6 +379,23 @@ async def test_connections_of_one_network_leave_slots_for_another(tmp_path: Path
         assert [await answer(each) for each in (few, *many[1:])] == [b"+PONG\r\n"] * 3
 
 
+@pytest.mark.parametrize("line", [b"PING\r\n", b"x\n", b"\n"], ids=["PING", "unknown", "empty"])
+async def test_client_has_its_turn_after_a_limited_number_of_commands(resp: RespPort, line: bytes) -> None:
+    """A single client that sent empty lines held the event loop of a node for seconds, and the node lost its leases."""
+    count, turns, most, before = 20_000, 0, 0, 0
+    async with resp.raw() as raw:
+        assert await raw.ask(packed(b"PING"), b"+PONG\r\n") == b"+PONG\r\n"
+        (connection,) = resp.server._connections
+        raw.writer.write(line * count + packed(b"QUIT"))
+        replies = asyncio.ensure_future(raw.read_to_end())
+        while not replies.done():
+            await asyncio.sleep(0)
+            turns, most, before = turns + 1, max(most, connection.replies.issued - before), connection.replies.issued
+        assert (await replies).count(b"\r\n") == count * (line != b"\n") + 1
+    assert turns >= count // AT_ONCE_MAX
+    assert most <= 2 * AT_ONCE_MAX
+
+
 async def test_incomplete_commands_are_bounded_over_all_connections(
     resp: RespPort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -419,6 +436,44 @@ async def test_queued_commands_are_bounded_per_connection_and_in_total(
         )
         assert await two.read(len(b"+OK\r\n+QUEUED\r\n")) == b"+OK\r\n+QUEUED\r\n"
         assert await two.ask(packed(b"EXEC"), b"*1\r\n+OK\r\n") == b"*1\r\n+OK\r\n"
+
+
+async def test_watched_keys_are_bounded_in_total(resp: RespPort, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each connection may watch 4 MiB of keys, and there may be 10,000 connections."""
+    keys = [b"{t}%0*d" % (4_000, number) for number in range(20)]
+    async with resp.raw() as one, resp.raw() as two:
+        await one.ask(packed(b"WATCH", *keys), b"+OK\r\n")
+        await wait_until(lambda: at_least(resp.server.statistics()["resp_input_bytes"], 80_000), what="it is counted")
+        assert await one.ask(packed(b"PING"), b"+PONG\r\n") == b"+PONG\r\n"
+        await one.ask(packed(b"UNWATCH"), b"+OK\r\n")
+        assert resp.server.statistics()["resp_input_bytes"] == 0
+        monkeypatch.setattr(resp_listener, "INPUT_BYTES_MAX", 120_000)
+        await one.ask(packed(b"WATCH", *keys), b"+OK\r\n")
+        two.writer.write(packed(b"WATCH", *keys[:10]))
+        assert await one.read_to_end() == b"-ERR the server holds too many incomplete commands; try again\r\n", (
+            "the largest is closed"
+        )
+        answer = b"+OK\r\n+OK\r\n*0\r\n"
+        assert await two.ask(packed(b"MULTI") + packed(b"EXEC"), answer) == answer
+        assert resp.server.statistics()["resp_input_bytes"] == 0
+
+
+@pytest.mark.parametrize("name", [b"MGET", b"EXISTS", b"TOUCH"])
+async def test_reads_of_one_command_are_submitted_in_portions(resp: RespPort, name: bytes) -> None:
+    """A leader that received an EXISTS of 65,535 keys at once seemed to be down, and the reply was CLUSTERDOWN."""
+    keys = [b"%d" % number for number in range(3 * reply_queue.READS_AT_ONCE)]
+    resp.backend.held_reads = []
+    async with resp.raw() as raw:
+        raw.writer.write(packed(name, *keys))
+        await wait_until(lambda: has_held_reads(resp), what="the command has begun")
+        assert len(resp.backend.held_reads) == reply_queue.READS_AT_ONCE
+        resp.backend.do_held_reads()
+        answer = b"*%d\r\n" % len(keys) + b"$-1\r\n" * len(keys) if name == b"MGET" else b":0\r\n"
+        assert await raw.read(len(answer)) == answer
+
+
+async def has_held_reads(resp: RespPort) -> bool:
+    return bool(resp.backend.held_reads)
 
 
 # docs/protocol.md N5

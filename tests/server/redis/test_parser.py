@@ -25,9 +25,17 @@ def packed(*words: bytes) -> bytes:
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
 
 
+def all_of(parser: Parser, data: bytes) -> list[list[bytes]]:
+    """Return the commands that `data` completes, which may take several calls."""
+    found = parser.parse(data)
+    while parser.is_behind:
+        found += parser.parse(b"")
+    return found
+
+
 def parsed(*chunks: bytes) -> list[list[bytes]]:
     parser = Parser()
-    found = [command for chunk in chunks for command in parser.parse(chunk)]
+    found = [command for chunk in chunks for command in all_of(parser, chunk)]
     assert parser.error is None
     assert len(parser.kept) == 0
     return found
@@ -158,10 +166,40 @@ def test_oversized_command_is_skipped() -> None:
 
 
 def test_command_with_too_many_arguments_is_skipped() -> None:
-    parser = Parser()
-    found = parser.parse(packed(*(b"k" for _ in range(redis_parser.ARGUMENTS_MAX + 1))) + packed(b"PING"))
+    found = all_of(Parser(), packed(*(b"k" for _ in range(redis_parser.ARGUMENTS_MAX + 1))) + packed(b"PING"))
     assert isinstance(found[0], OversizedCommand)
     assert found[1:] == [[b"PING"]]
+
+
+LONG = redis_parser.AT_ONCE_MAX * 3
+
+
+@pytest.mark.parametrize(
+    ("start", "piece", "count"),
+    [
+        (b"", b"\n", 0),
+        (b"", b"*0\r\n", 0),
+        (b"", b"x\n", LONG),
+        (b"", b'""\r\n', LONG),
+        (b"", b"*1\r\n$2\r\n\r\n\r\n", LONG),
+        (b"*%d\r\n" % (redis_parser.ARGUMENTS_MAX + LONG), b"$1\r\na\r\n", 0),
+    ],
+    ids=["empty lines", "empty arrays", "lines", "quotes", "line ends in arguments", "skipped arguments"],
+)
+def test_one_call_reads_a_limited_number_of_lines(start: bytes, piece: bytes, count: int) -> None:
+    """Half a MiB of empty lines held the event loop of a node for a second."""
+    parser = Parser()
+    parser.parse(start)
+    calls, found, held = 1, parser.parse(piece * LONG), [len(parser.kept)]
+    while parser.is_behind:
+        found += parser.parse(b"")
+        held.append(len(parser.kept))
+        calls += 1
+    assert calls >= LONG // redis_parser.AT_ONCE_MAX - 1
+    assert len(found) == count
+    assert held[-1] == 0
+    assert held == sorted(held, reverse=True)
+    assert parser.error is None
 
 
 @pytest.mark.parametrize(

@@ -278,3 +278,22 @@ def test_one_that_had_left_before_the_parent_is_named_for_good(plan: planning.Sn
     assert list(planning.change_pieces(parent, places, feeds_with())) == []
     gone = feeds_with() | {"p8": PartitionFeed("p8", 0, 0, True, (), "", True)}
     assert list(left_places(parent, STORE.partitions, gone)) == [named]
+
+
+def test_snapshot_that_is_ahead_of_the_log_is_not_continued(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when an operator has made the cluster accept an older copy of its metadata: no chain could contain it."""
+
+    class Holding(Feeds):
+        found = Feeds.found[:2]
+
+        def hold(self, *_: object) -> int:
+            return 1
+
+    released: list[object] = []
+    monkeypatch.setattr(planning, "pin_store", lambda *_, **__: STORE)
+    monkeypatch.setattr(planning, "FeedReader", Holding)
+    monkeypatch.setattr(planning, "release_pin", lambda *given: released.append(given))
+    before = manifest_of("s0", None, tuple(replace(each, sequence=71) for each in places_of([])))
+    with pytest.raises(planning.NotContinuable, match="partition p1 is at 70, in snapshot s0 at 71"):
+        plan_snapshot(SnapshotRequest(cluster=CONFIG, instance="c", parent=before), 1_700_000_000_000)
+    assert len(released) == 1

@@ -17,9 +17,10 @@ from typer.testing import CliRunner
 
 from kvstore.cli.main import build
 from kvstore.errors import ConfigError, Corrupted, InvalidRequest, Unavailable
-from kvstore.spark.snapshots import chains, objects, verify
+from kvstore.spark.snapshots import chains, objects, remote, verify
 from kvstore.spark.snapshots.create import resumed_or_none
 from kvstore.spark.snapshots.directory import write_durably
+from kvstore.spark.snapshots.inventory import USABLE, inventory_of
 from kvstore.spark.snapshots.legal_holds import LegalHold
 from kvstore.spark.snapshots.manifest import NAME, DataFile, SnapshotKind
 from kvstore.spark.snapshots.objects import LockHeartbeat, RemoteStore
@@ -279,6 +280,18 @@ def test_legal_hold_and_removal_see_each_other(store: RemoteStore) -> None:
         store.hold("a", LegalHold(reason="case 18", placed_ms=2))
     assert store.holds() == {}
     assert store.remove("a")
+
+
+def test_legal_hold_that_was_not_completed_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process was killed before the rename, on a store that writes in place."""
+    store = RemoteStore(RemotePath(f"file://{tmp_path}/x"))
+    published(store, "a")
+    with monkeypatch.context() as patched:
+        patched.setattr(remote, "_move_over", died)
+        with pytest.raises(Killed):
+            store.hold("a", LegalHold(reason="case 17", placed_ms=1))
+    assert store.holds() == {}
+    assert [each.state for each in inventory_of(store).snapshots] == [USABLE]
 
 
 def test_refused_legal_hold_leaves_an_earlier_one(store: RemoteStore) -> None:

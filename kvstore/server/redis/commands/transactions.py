@@ -54,9 +54,9 @@ def _watch(performer: Performer, words: Words) -> None:
     performer.session.check_watch(named)
 
     async def work() -> bytes:
-        for key in named:
-            found = await ask_as_user(performer)(commands.Meta(key))
-            performer.session.watch(key, 0 if found is None else found[1])
+        found = [await ask_as_user(performer)(commands.Meta(key)) for key in named]
+        for key, each in zip(named, found, strict=True):
+            performer.session.watch(key, 0 if each is None else each[1])
         return replies.OK
 
     performer.run_alone(work())

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvstore.partition.state.commands import Op, Put
+from kvstore.partition.state.commands import Append, Op, Put
 from kvstore.server.redis.pipeline.in_flight_limit import InFlightLimit
-from kvstore.server.redis.pipeline.key_hazards import KeyHazards
+from kvstore.server.redis.pipeline.key_hazards import KeyHazards, parts_of
 from kvstore.server.redis.pipeline.latency import CommandLatency, Timed
 from kvstore.server.redis.pipeline.reply_queue import ReplyQueue
 from kvstore.server.redis.plans import Several, Single
@@ -51,8 +51,8 @@ class InFlight:
         number = self._replies.issued
         self.hazards.note(ops, number)
         self._replies.rereads.note(plan, number)
-        for op in ops:
-            if op.__class__ is Put:
+        for op in parts_of(ops):
+            if op.__class__ is Put or op.__class__ is Append:
                 self.value_bytes += len(op.value)
 
     def note_more(self, operations: int) -> None:

@@ -27,12 +27,12 @@ class KeyHazards:
     def block(self, ops: Iterable[Op], answered: int) -> bool:
         """Return True if one of `ops` has to wait until the operations in flight are answered."""
         return any(
-            (self.writes if op.code in POINT_READS else self.reads).get(op.key, -1) >= answered for op in _parts(ops)
+            (self.writes if op.code in POINT_READS else self.reads).get(op.key, -1) >= answered for op in parts_of(ops)
         )
 
     def note(self, ops: Iterable[Op], number: int) -> None:
         """Note that command `number` performs `ops`."""
-        for op in _parts(ops):
+        for op in parts_of(ops):
             (self.reads if op.code in POINT_READS else self.writes)[op.key] = number
 
     def answered(self, issued: int, answered: int) -> None:
@@ -49,7 +49,7 @@ class KeyHazards:
                 keys.update(kept)
 
 
-def _parts(ops: Iterable[Op]) -> Iterator[Op]:
+def parts_of(ops: Iterable[Op]) -> Iterator[Op]:
     """Yield the operations on single keys, including those inside a batch."""
     for op in ops:
         if op.ops:

@@ -8,6 +8,7 @@ operation on a key that an operation in flight changes, and a command that is mo
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
@@ -51,6 +52,9 @@ from kvstore.server.redis.slot_table import SlotRedirects
 
 log = logging.getLogger(__name__)
 
+AT_ONCE_MAX = 1024
+"""Number of commands of one connection after which others have their turn of the event loop. A chunk of 256 KiB may
+hold 19,000 PINGs."""
 BATCHED_MIN = 4
 """Minimum number of plain GETs or SETs for which one call costs less than beginning them one by one."""
 
@@ -111,6 +115,11 @@ class Pipeline:
 
     # ── commands ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
+    @property
+    def is_stalled(self) -> bool:
+        """True if commands wait, or if the connection reads nothing until those in flight are answered."""
+        return self._resume_below is not None
+
     def take(self, commands: list[Words]) -> None:
         """Begin the parsed commands, or queue them."""
         if self._resume_below is not None:
@@ -141,6 +150,7 @@ class Pipeline:
 
     def _begin_all(self, waiting: Iterator[Words]) -> None:
         """Begin commands one by one, until one has to wait."""
+        most = self.replies.issued + AT_ONCE_MAX
         for words in waiting:
             if words[0] in PLAIN_WORDS:
                 stopped = self._fast_path.begin_plain(chain((words,), waiting))
@@ -153,6 +163,9 @@ class Pipeline:
                 return self._stall(None, waiting)
             if self.is_closing or self.is_handed_over:
                 return None  # later commands must not begin
+            if self.replies.issued >= most:
+                asyncio.get_running_loop().call_soon(self.resume)
+                return self._stall(None, waiting)
         return None
 
     def _begin(self, words: Words) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from kvstore.env import Stream
 from kvstore.errors import InvalidRequest, Overloaded
 from kvstore.namespaces.rates import Rates
-from kvstore.partition.state.commands import Get, Sink
+from kvstore.partition.state.commands import Get, Meta, Sink
 from kvstore.partition.state.operations import BATCH_RESULT_BYTES_MAX
 from kvstore.server.redis import replies
 from kvstore.server.redis.commands.performer import CommandServer
@@ -38,7 +38,7 @@ RESERVED_BYTES_MAX = 16 << 20
 reserve more."""
 READS_AT_ONCE = 256
 """Maximum number of reads of one command in flight at a time, because the size of their values is known only when they
-arrive."""
+arrive, and because thousands of reads hold the event loop of a leader, which then seems to be down."""
 FORMAT_BITS = 6
 _FORMAT_MASK = (1 << FORMAT_BITS) - 1
 _OK_FORMAT = Fmt.OK
@@ -334,7 +334,7 @@ class Gather(Sink):
     """
 
     __slots__ = (
-        *("_are_values", "_begun", "_bytes", "_queue", "_counted", "_is_reserved", "_missing", "_number"),
+        *("_are_reads", "_are_values", "_begun", "_bytes", "_queue", "_counted", "_is_reserved", "_missing", "_number"),
         *("_results", "_several"),
     )
 
@@ -342,7 +342,8 @@ class Gather(Sink):
         self._queue, self._number, self._several = queue, number, several
         self._missing = len(several.ops)
         self._results: list[Any] = [None] * self._missing
-        self._are_values = self._missing > 0 and several.ops[0].__class__ is Get
+        first = several.ops[0].__class__ if several.ops else None
+        self._are_values, self._are_reads = first is Get, first is Get or first is Meta
         self._is_reserved = is_reserved
         self._counted = 0
         """Bytes of values that the queue counts for this command."""
@@ -359,7 +360,7 @@ class Gather(Sink):
     @property
     def at_once(self) -> int:
         """Number of operations in flight at a time."""
-        return min(READS_AT_ONCE, self._missing) if self._are_values else self._missing
+        return min(READS_AT_ONCE, self._missing) if self._are_reads else self._missing
 
     def submit(self) -> None:
         self._submit(self.at_once)

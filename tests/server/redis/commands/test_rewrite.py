@@ -153,6 +153,21 @@ async def test_reader_may_not_rewrite_and_watches_only_readable_keys(tmp_path: P
         assert await client.get(mine) == b"2"
 
 
+async def test_watch_that_fails_watches_none_of_its_keys(tmp_path: Path) -> None:
+    """The client, or the next user of its connection, got nil from an EXEC although it watched no key."""
+    async with (
+        redis_port(tmp_path, access=Access(table())) as resp,
+        clients(resp, 1, username="tenant", password="secret", single_connection_client=True) as (client,),
+    ):
+        mine, other = "t/{a}", "u/{a}"
+        with pytest.raises(exceptions.NoPermissionError):
+            await client.execute_command("WATCH", mine, other)
+        await client.set(mine, "1")
+        await client.execute_command("MULTI")
+        await client.execute_command("INCR", mine)
+        assert await client.execute_command("EXEC") == [2]
+
+
 # ── locks ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

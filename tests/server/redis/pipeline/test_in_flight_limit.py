@@ -80,6 +80,32 @@ async def test_connections_beyond_the_limit_wait_and_are_all_answered(resp: Resp
     assert (resp.server.in_flight_limit.commands, resp.server.in_flight_limit.bytes) == (0, 0)
 
 
+@pytest.mark.parametrize(
+    ("command", "answer"),
+    [
+        (packed(b"SET", b"k", b"x" * 500, b"EX", b"9"), b"+OK\r\n"),
+        (packed(b"APPEND", b"{%d}", b"x" * 500), b":500\r\n"),
+        (
+            packed(b"MULTI") + packed(b"APPEND", b"{%d}", b"x" * 500) + packed(b"EXEC"),
+            b"+OK\r\n+QUEUED\r\n*1\r\n:500\r\n",
+        ),
+    ],
+    ids=["SET", "APPEND", "EXEC"],
+)
+async def test_value_of_every_write_counts(resp: RespPort, command: bytes, answer: bytes) -> None:
+    """A leader's queue refused APPENDs and transactions of a few clients, because nothing slowed the clients down."""
+    raws = [await resp.connect() for _ in range(10)]
+    resp.backend.hold()
+    for number, raw in enumerate(raws):
+        raw.writer.write(command.replace(b"%d", b"%02d" % number))
+    await wait_until(lambda: is_full(resp), what="the limit is reached")
+    resp.backend.let_go()
+    for raw in raws:
+        assert await raw.read(len(answer)) == answer
+        raw.close()
+    await wait_until(lambda: is_empty(resp), what="nothing is counted any more")
+
+
 @pytest.mark.parametrize("name", [b"MSET", b"EXISTS", b"MGET"])
 async def test_command_of_several_keys_counts_for_each_of_them(resp: RespPort, name: bytes) -> None:
     """A bulk load in a pipeline has thousands of operations. A leader's queue would refuse them, and those of other
