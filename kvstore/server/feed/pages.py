@@ -14,6 +14,9 @@ ROWS_DEFAULT, BYTES_DEFAULT = 10_000, 1 << 20
 ROWS_MAX, BYTES_MAX = 50_000, 5 << 19
 ROW_BYTES = 40
 """Maximum bytes of a change in addition to its key and value."""
+PARTS_MAX = 5_000
+"""Number of parts of transactions at which a page ends. The last entry of a page may exceed it. Each part takes up to
+100 bytes, also if the page contains none of its changes, and a message has at most 4 MiB."""
 
 
 def interest_in(start: bytes, end: bytes) -> Interest:
@@ -72,6 +75,9 @@ class FeedPage:
         """Add the requested changes of the next entry and advance `message.next`. Return True if the whole entry
         fitted."""
         message, until = self.message, self._bounds.until
+        if len(message.parts) >= PARTS_MAX:
+            self.is_full = True
+            return False
         rows = self._interest.rows(entry, message.next, until) if entry.keys else ()
         fitting = self._fitting(entry, rows)
         if entry.parts:

@@ -16,7 +16,7 @@ from kvstore.client import FeedReader
 from kvstore.client.feed import PartitionFeed
 from kvstore.errors import InvalidRequest, Overloaded, PositionTrimmed, Unavailable
 from kvstore.meta import codec, paths
-from kvstore.partition.state.changes import FeedEntry, Interest
+from kvstore.partition.state.changes import FeedEntry, Interest, TransactionPart
 from kvstore.partition.state.intents import IntentEffect
 from kvstore.partition.state.internal import Attempt
 from kvstore.partition.state.move_records import Own, Release
@@ -24,6 +24,7 @@ from kvstore.partition.state.tokens import TokenSpan
 from kvstore.proto import feed_pb2, feed_pb2_grpc
 from kvstore.ring import PartitionState
 from kvstore.ring import codec as codec_of_ring
+from kvstore.rpc.channels import MESSAGE_BYTES_MAX
 from kvstore.rpc.server import GrpcServer
 from kvstore.server.feed import tail
 from kvstore.server.feed.pages import FeedPage, PageBounds
@@ -191,6 +192,26 @@ async def test_waiting_reader_gets_a_part_that_changes_nothing(reading: Reading)
     page = await waiting
     assert list(page.keys) == []
     assert [(each.transaction, each.keys_of_all) for each in page.parts] == [(str(attempt), 5)]
+
+
+def test_page_ends_at_a_limited_number_of_parts() -> None:
+    """A page of a range without changes had the parts of all transactions of a second, so no message could carry it."""
+    page, sequence = FeedPage(Interest(b"x", b"y"), PageBounds(0, 10, 1 << 20), 0, keys_only=False), 0
+    for number in range(1_000):
+        entry = FeedEntry(Position(LedgerId(1), EntryId(number)), Seq(sequence), Seq(sequence + 100), 1)
+        entry.parts = [
+            TransactionPart(Attempt(P1, 12, seq), Seq(seq), 1, 2) for seq in range(sequence + 1, sequence + 101)
+        ]
+        if not page.add(entry):
+            break
+        sequence += 100
+    assert page.is_full
+    assert page.is_exact
+    assert page.message.next == sequence == page.message.parts[-1].sequence
+    assert page.finish(1 << 40).ByteSize() < MESSAGE_BYTES_MAX
+    rest = FeedPage(Interest(b"x", b"y"), PageBounds(0, 10, 1 << 20), sequence, keys_only=False)
+    assert rest.add(entry)
+    assert rest.message.parts[0].sequence == sequence + 1
 
 
 async def test_waiting_reader_advances_over_uninteresting_entries(reading: Reading) -> None:
