@@ -7,6 +7,7 @@ range arrived or left, so that a reader can continue at the other partition (doc
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -241,11 +242,10 @@ class Interest(NamedTuple):
         return self.start if self.end == self.start + b"\0" else None
 
     def meets(self, keys: Sequence[bytes]) -> bool:
-        """Return True if one of the keys is in the range."""
+        """Return True if one of the keys is in the range. `keys` must be sorted."""
         start, end = self
-        if not end:
-            return bool(keys) if not start else any(key >= start for key in keys)
-        return any(start <= key < end for key in keys)
+        first = bisect_left(keys, start)
+        return first < len(keys) and (not end or keys[first] < end)
 
     def rows(self, entry: FeedEntry, after: int, until: int = 0) -> Sequence[int]:
         """Return the indexes of the entry's changes that are in the range and whose sequence is greater than `after`

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,7 +14,7 @@ import pytest
 
 from kvstore.client import ClientConfig
 from kvstore.errors import InvalidRequest, NoSuchLedger, Overloaded, PositionTrimmed, Unavailable
-from kvstore.partition.state.changes import Interest
+from kvstore.partition.state.changes import FeedEntry, Interest
 from kvstore.partition.state.intents import IntentEffect
 from kvstore.partition.state.internal import Attempt
 from kvstore.partition.state.move_records import Own, Release
@@ -21,7 +23,7 @@ from kvstore.ring.hashing import MURMUR3
 from kvstore.server.feed import feeds, watch
 from kvstore.server.feed import tail as feed_tail
 from kvstore.server.feed.tail import FeedCursor
-from kvstore.types import EntryId, LedgerId, PartitionId, Position
+from kvstore.types import EntryId, LedgerId, PartitionId, Position, Seq
 from kvstore.wal.tailing.tail import TailReader
 from tests.server.feed.logs import cannot_be_read
 from tests.server.feed.world import World, owned_by
@@ -533,3 +535,46 @@ async def test_position_in_removed_log_is_reported_as_trimmed(world: World) -> N
     log.ledgers.clear()
     with pytest.raises(PositionTrimmed, match="its log is gone"):
         await world.watch(after={"p1": 0, "p2": last})
+
+
+class CountedKey(bytes):
+    """A key that counts the comparisons with it."""
+
+    compared = 0
+
+    def __lt__(self, other: bytes) -> bool:
+        CountedKey.compared += 1
+        return bytes(self) < bytes(other)
+
+    def __ge__(self, other: bytes) -> bool:
+        CountedKey.compared += 1
+        return bytes(self) >= bytes(other)
+
+
+async def test_entry_costs_little_for_many_watches_of_ranges() -> None:
+    """1,000 watches of ranges took 76 ms of the event loop for each entry of 1,000 keys."""
+    tail, woken = feed_tail.LiveTail(P1, cast("Any", None)), list[int]()
+    interests = [Interest(b"z%03d" % number, b"z%03d~" % number) for number in range(200)]
+    cursors = [
+        FeedCursor(
+            *(tail, cast("Any", None), asyncio.Semaphore(), each, partial(woken.append, number), tail.end, Seq(0)),
+            with_handovers=False,
+        )
+        for number, each in enumerate(interests)
+    ]
+    entry = FeedEntry(AT, Seq(0), Seq(1_000), 1)
+    entry.keys = [CountedKey(b"k%d" % number) for number in range(999)] + [CountedKey(b"z007x")]
+    tail._append(entry)
+    assert woken == [7]
+    assert [each.is_untouched for each in cursors].index(False) == 7
+    assert CountedKey.compared < len(entry.keys) * len(cursors) / 4
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_interest_meets_the_keys_of_its_range(seed: int) -> None:
+    random = Random(seed)
+    letters = [b"", b"a", b"b", b"b\0", b"c", b"cc"]
+    for _ in range(50):
+        keys = sorted(random.choices(letters[1:], k=random.randrange(4)))
+        start, end = random.choice(letters), random.choice(letters)
+        assert Interest(start, end).meets(keys) == any(start <= key and (not end or key < end) for key in keys)
