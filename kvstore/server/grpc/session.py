@@ -16,6 +16,7 @@ from typing import Any, ClassVar, TypeGuard
 from kvstore.env import Clock
 from kvstore.env.histogram import Histogram
 from kvstore.env.slow_log import SlowLog
+from kvstore.env.turn_budget import TurnBudget
 from kvstore.errors import InvalidRequest, OutcomeUnknown, Overloaded, StoreError, Unavailable
 from kvstore.limits import BATCH_OPS_MAX, KEY_BYTES_MAX
 from kvstore.partition.state.commands import (
@@ -64,6 +65,10 @@ UNARY_BYTES_MAX = 2 << 20
 """Maximum number of bytes of the answers to a unary frame, which are one message."""
 NOW_MAX = 1_024
 """Maximum number of reads of a lane that are answered at once."""
+TURN_WORK = 2_048
+"""Number of frames, lanes and operations that all streams of the Redis port together begin in one turn of the event
+loop. The last frame of a turn may exceed it. A client could otherwise send 900,000 empty frames in a turn, which take
+ten seconds."""
 SWEEP_S = 0.05
 """Interval in seconds between two checks for lanes whose time is over."""
 Lane = kv_pb2.Lane | compact.CompactLane
@@ -139,8 +144,9 @@ class FrameSession:
         self._finished = False
         self.closed = False
 
-    def accept(self, frame: kv_pb2.Frame | compact.CompactFrame) -> None:
-        """Submit a frame's operations. A malformed operation is answered with its error, and the stream stays open.
+    def accept(self, frame: kv_pb2.Frame | compact.CompactFrame) -> int:
+        """Submit a frame's operations, and return their number, including those in batches. A malformed operation is
+        answered with its error, and the stream stays open.
 
         Raises InvalidRequest if the numbers of operations are too large for an answer, or if the frame has more
         operations than one turn of the event loop can begin. In that case no operation is submitted.
@@ -169,6 +175,7 @@ class FrameSession:
                 ops = [error] * min(count, OPERATIONS_MAX)
             if ops:
                 self._submit(ops, lane, frame.ring_version, timeout)
+        return together + within
 
     def use(self, backend: Backend) -> None:
         """Submit later operations to another backend, because the permissions of the client have changed."""
@@ -454,6 +461,7 @@ class Sessions:
     def __init__(self, backend: Backend, clock: Clock, slow: SlowLog | None = None) -> None:
         self.backend, self._clock, self._slow = backend, clock, slow
         self.unsent, self.batches = Unsent(), BatchBudget()
+        self.turn = TurnBudget(TURN_WORK)
         self.histograms = {name: Histogram(1e-6) for name in ("Execute", "Session")}
         """Duration of lanes in seconds, including refused ones."""
 

@@ -37,9 +37,10 @@ log = logging.getLogger(__name__)
 OUTPUT_HIGH_BYTES = 256 << 10
 """Bytes of answers that the client has not read. Above it, further answers wait as results, within the limits of a
 session."""
-INPUT_BYTES_MAX = 256 << 20
-"""Maximum number of bytes of incomplete frames, over all streams. Above it, the stream with the most, of the network
-with the most, is disconnected."""
+INPUT_BYTES_MAX, FRAME_BYTES = 256 << 20, 48
+"""Maximum number of bytes of incomplete and waiting frames, over all streams, and bytes of memory that a waiting frame
+takes in addition to its own. Above the maximum, the stream with the most, of the network with the most, is
+disconnected."""
 
 
 class SessionStreams:
@@ -51,6 +52,7 @@ class SessionStreams:
         """Without `authenticator`, access control is off."""
         self.sessions = sessions
         self.input_bytes = 0
+        self.turn = sessions.turn
         self._server, self._authenticator, self._cluster = server, authenticator, cluster
         self._open: dict[SessionStream, None] = {}
         if authenticator is not None:
@@ -187,22 +189,21 @@ class SessionStream:
             return self._end("the client sent a message before the greeting was answered")
         frames = self._frames
         bodies = frames.feed(data)
-        if frames.buffered_bytes or self.held_bytes:
-            self._note_input(frames.buffered_bytes)
         if frames.fault:
             self._end(frames.fault)
         elif self._waiting:
             self._waiting += bodies
         else:
             self._take(bodies)
+        if frames.buffered_bytes or self._waiting or self.held_bytes:
+            self._note_input()
 
     def eof_received(self) -> bool | None:
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._session.close()
-        self._waiting.clear()
-        self._note_input(0)
+        self._forget_input()
         self._owner.forget(self)
         self._leave()
 
@@ -217,21 +218,22 @@ class SessionStream:
 
     def _take(self, bodies: list[bytes]) -> None:
         """Begin frames while there is capacity and the client reads its answers."""
-        session = self._session
+        session, turn = self._session, self._owner.turn
         self._is_taking = True
         try:
             for place, body in enumerate(bodies):
-                if not session.has_capacity or not self._may_write:
+                if turn.is_used_up or not session.has_capacity or not self._may_write:
                     self._pause(bodies[place:])
                     break
-                self._begin(body)
+                turn.take(self._begin(body))
         except (DecodeError, MsgspecError, InvalidRequest) as error:
             self._end(str(error))
         finally:
             self._is_taking = False
 
-    def _begin(self, body: bytes) -> None:
-        """Begin one frame. Raises DecodeError, MsgspecError, or InvalidRequest."""
+    def _begin(self, body: bytes) -> int:
+        """Begin one frame and return its work: the number of its lanes and operations, and one. Raises DecodeError,
+        MsgspecError, or InvalidRequest."""
         session = self._session
         kind = body[0] if body else 0
         if kind == COMPACT:
@@ -239,19 +241,22 @@ class SessionStream:
             answers = session.answer_now(few)
             if answers is not None:
                 self._stream.write(message_of(answers))
-            elif few.lanes:
-                session.accept(few)
-            else:
-                self._stream.write(message_of(compact.CompactAnswers(few.ring_version, [], [], [], [], [], [])))
-        elif kind == PROTOBUF:
-            session.accept(kv_pb2.Frame.FromString(body[1:]))
-        else:
-            raise InvalidRequest(f"expected a message of kind {COMPACT} or {PROTOBUF}, got {kind}")
+                return 1 + len(few.lanes[0].keys)
+            if few.lanes:
+                return 1 + len(few.lanes) + session.accept(few)
+            self._stream.write(message_of(compact.CompactAnswers(few.ring_version, [], [], [], [], [], [])))
+            return 1
+        if kind == PROTOBUF:
+            frame = kv_pb2.Frame.FromString(body[1:])
+            return 1 + len(frame.lanes) + session.accept(frame)
+        raise InvalidRequest(f"expected a message of kind {COMPACT} or {PROTOBUF}, got {kind}")
 
     def _pause(self, rest: list[bytes]) -> None:
         self._waiting = rest
         self._is_paused = True
         self._stream.pause_reading()
+        if self._owner.turn.is_used_up:
+            self._owner.turn.wait(self._send_answers)
 
     def _send_answers(self) -> None:
         """Send answers that are ready, and continue reading if there is capacity."""
@@ -267,21 +272,33 @@ class SessionStream:
             if session.is_finished:
                 self._stream.close()
         elif self._is_paused and self._may_write and session.has_capacity and not self._is_taking:
+            if self._owner.turn.is_used_up:
+                return self._owner.turn.wait(self._send_answers)
             self._is_paused = False
             self._stream.resume_reading()
             waiting, self._waiting = self._waiting, []
             self._take(waiting)
+            self._note_input()
+        return None
 
-    def _note_input(self, held: int) -> None:
+    def _note_input(self) -> None:
+        """Count the frames that are incomplete or wait."""
+        if self._session.closed:
+            return
+        held = self._frames.buffered_bytes + sum(map(len, self._waiting)) + FRAME_BYTES * len(self._waiting)
         self._owner.input_bytes += held - self.held_bytes
         self.held_bytes = held
-        if held:
-            self._owner.bound_input()
+        self._owner.bound_input()
+
+    def _forget_input(self) -> None:
+        self._waiting.clear()
+        self._owner.input_bytes -= self.held_bytes
+        self.held_bytes = 0
 
     def abandon_input(self) -> None:
-        """Disconnect the client, because the server holds too many incomplete frames."""
-        self._note_input(0)
-        self._end("the server holds too many incomplete frames")
+        """Disconnect the client, because the server holds too many frames."""
+        self._forget_input()
+        self._end("the server holds too many incomplete and waiting frames")
 
     def _end(self, why: str) -> None:
         log.warning("closed a session on the Redis port: %s", why)

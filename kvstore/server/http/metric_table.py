@@ -396,7 +396,10 @@ METRICS: dict[str, tuple[Declaration, ...]] = {
             "server_session_streams",
             "Sessions of Python clients on the Redis port; its connections include them.",
         ),
-        gauge("server_session_streams_input_bytes", "Bytes of incomplete frames of these sessions held in memory."),
+        gauge(
+            "server_session_streams_input_bytes",
+            "Bytes of incomplete and waiting frames of these sessions held in memory.",
+        ),
         counter("server_peer_refused_total", "Number of connections that claimed to be servers and did not prove it."),
         counter(
             "server_peer_links_refused_total",

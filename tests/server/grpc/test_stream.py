@@ -273,6 +273,52 @@ async def test_stream_at_its_limit_of_operations_is_not_read(subject: Subject, m
     assert subject.wire.is_reading
 
 
+def lane_of(**fields: Any) -> bytes:
+    """Return the message of a frame with one lane."""
+    lane = compact.CompactLane("", **{"first": 1, "codes": [], "keys": [], **fields})
+    return message_of(compact.CompactFrame(0, 0, [lane]))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        message_of(compact.CompactFrame(0, 0, [])),
+        protobuf_message_of(kv_pb2.Frame()),
+        lane_of(),
+        lane_of(codes=[GET], keys=[b"k"]),
+        lane_of(codes=[99] * 100, keys=[b"k"] * 100),
+    ],
+    ids=["empty", "empty protobuf", "empty lane", "GET", "malformed operations"],
+)
+async def test_streams_begin_a_limited_number_of_frames_in_a_turn(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch, message: bytes
+) -> None:
+    """A client that sent empty frames held the event loop of a node for ten seconds, and the node lost its leases."""
+    begun, most, before = list[object](), 0, 0
+    begin = SessionStream._begin
+    monkeypatch.setattr(SessionStream, "_begin", lambda self, body: begun.append(self) or begin(self, body))
+    both = [subject, Subject(subject.backend, subject.owner)]
+    for each in both:
+        each.stream.data_received(message * 5_000)
+    assert not any(each.wire.is_reading for each in both)
+    while len(begun) < 10_000:
+        most, before = max(most, len(begun) - before), len(begun)
+        await asyncio.sleep(0)
+    assert 0 < most <= sessions.TURN_WORK
+    assert begun.count(both[0].stream) == 5_000
+    assert all(each.wire.is_reading or each.stream._session._open for each in both)
+
+
+async def test_answers_do_not_resume_a_stream_before_its_turn(subject: Subject) -> None:
+    subject.send(subject.put(1, b"k"))
+    subject.stream.data_received(message_of(compact.CompactFrame(0, 0, [])) * (sessions.TURN_WORK + 1))
+    count = len(subject.wire.answers)
+    subject.stream.resume_writing()
+    assert len(subject.wire.answers) == count
+    assert not subject.wire.is_reading
+    await subject.wait_answers(1)
+
+
 def nonsense() -> Iterator[bytes]:
     yield b"\x00\x00\x00\x03\x01no"
     yield b"\x00\x00\x00\x03\x02\xff\xff"
@@ -309,6 +355,23 @@ async def test_incomplete_frames_are_bounded_over_all_streams(
         each.stream.connection_lost(None)
         assert each.left == 1
     assert subject.owner.statistics() == {"session_streams": 0, "session_streams_input_bytes": 0}
+
+
+async def test_waiting_frames_are_bounded_over_all_streams(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that reads nothing held 1.3 MB of empty frames with each of its streams."""
+    monkeypatch.setattr(streams, "INPUT_BYTES_MAX", 10_000)
+    empty = message_of(compact.CompactFrame(0, 0, []))
+    other = Subject(subject.backend, subject.owner)
+    for each, count in ((subject, 100), (other, 50)):
+        each.stream.pause_writing()
+        each.stream.data_received(empty * count)
+    held = [each.stream.held_bytes for each in (subject, other)]
+    assert held == [count * (len(empty) - 4 + streams.FRAME_BYTES) for count in (100, 50)]
+    other.stream.data_received(empty * 100)
+    assert [each.wire.is_aborted for each in (subject, other)] == [False, True]
+    subject.stream.resume_writing()
+    assert len(subject.wire.answers) == 100
+    assert subject.owner.statistics()["session_streams_input_bytes"] == 0
 
 
 async def test_lost_stream_keeps_its_writes_and_gets_no_answers(subject: Subject) -> None:
