@@ -21,6 +21,7 @@ from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrad
 from kvstore.env.networks import KnownNetworks, network_of
 from kvstore.env.nursery import TaskNursery
 from kvstore.env.shares import Shares
+from kvstore.env.turn_budget import TurnBudget
 from kvstore.rpc.http.messages import Headers, HttpRequest, HttpResponse, MalformedBody, RequestBody, text_response
 
 HEADER_BYTES_MAX = 16_380
@@ -34,6 +35,11 @@ PIECE_BYTES = 4 << 10
 PIECES_MAX = 16
 """Maximum number of pieces of one connection that are parsed in one turn of the event loop. A client can make pieces of
 a few bytes."""
+TURN_BYTES, PIECE_WORK = 256 << 10, 256
+"""Number of bytes of heads and of bodies in chunks that all connections together parse in one turn of the event loop,
+and the number as which a piece counts in addition. A chunk of one byte takes six bytes, and 256 KiB of such chunks take
+25 ms. If each connection had its own limit, 200 connections of one client held the event loop for more than a second.
+"""
 BODY_BUFFER_BYTES = 64 << 10
 """Reading pauses while a handler has not read more bytes than this of a body."""
 ANSWERING_FACTOR = 2
@@ -70,6 +76,7 @@ class HttpServer:
         self._busy: Shares[HttpConnection] = Shares(known)
         """Connections with a request in progress."""
         self._open: set[HttpConnection] = set()
+        self.turn = TurnBudget(TURN_BYTES)
         self._nursery = TaskNursery("http")
         self.answering = 0
         """Requests that are being answered, including those of clients that are gone."""
@@ -239,13 +246,18 @@ class HttpConnection(asyncio.Protocol):
 
     def _parse(self) -> None:
         """Parse what has arrived, up to the end of the request that is answered next, and begin to answer it."""
+        turn = self._server.turn
         for _ in range(PIECES_MAX):
             if self._at == len(self._unparsed) or self._is_broken or self._has_ended:
                 break
             if not self._is_in_message and (self._current is not None or self._is_last):
                 break
+            if turn.is_used_up:
+                turn.wait(self._parse)
+                break
             is_bounded = self._body is not None and self._body.length is not None
             piece = self._next_piece()
+            turn.take(PIECE_WORK + (0 if is_bounded else len(piece)))
             try:
                 self._parser.feed_data(piece)
             except HttpParserUpgrade as upgrade:

@@ -168,6 +168,31 @@ async def test_client_that_sends_tiny_pieces_does_not_hold_up_the_others(port: P
     writer.close()
 
 
+async def test_connections_together_parse_a_limited_number_of_bytes_in_a_turn(port: Port) -> None:
+    """200 connections of one client, each with chunks of one byte, held the event loop for more than a second."""
+    count, chunks = 50, 10_000
+    head = b"PUT /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    clients = [await port.ask(b"") for _ in range(count)]
+    await wait_until(lambda: _open(port, count), what="the connections")
+    most = before = 0
+    for each in port.server._open:
+        each.data_received(head + b"1\r\na\r\n" * chunks + b"0\r\n\r\n")
+
+    def unparsed() -> int:
+        return sum(len(each._unparsed) - each._at for each in port.server._open)
+
+    before = unparsed()
+    assert before > count * chunks * 6 - connection.TURN_BYTES - connection.PIECE_BYTES
+    while before:
+        await asyncio.sleep(0)
+        most, before = max(most, before - unparsed()), unparsed()
+    assert most <= connection.TURN_BYTES + connection.PIECE_BYTES
+    for reader, writer in clients:
+        async with asyncio.timeout(PATIENCE_S):
+            assert b"PUT /a %d aaa" % chunks in await reader.read()
+        writer.close()
+
+
 async def test_body_is_read_on_once_its_handler_reads(port: Port) -> None:
     port.resume.clear()
     size = 3_000_000
