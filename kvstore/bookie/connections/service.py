@@ -24,6 +24,7 @@ from kvstore.bookie.turns import FairQueue
 from kvstore.env.networks import KnownNetworks, network_of
 from kvstore.env.ports import Stream
 from kvstore.env.shares import Shares
+from kvstore.env.turn_budget import TurnBudget
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto import bookkeeper_pb2 as pb
 from kvstore.proto import version_two
@@ -37,6 +38,9 @@ WRITE_BYTES = 1 << 20
 """Bytes of answers gathered in one turn of the event loop before they are written."""
 HARD_FACTOR = 4
 """How far recovery reads may exceed a connection's limit before the connection is not read for a while."""
+TURN_REQUESTS, UNCOUNTED_MAX = 2_048, 64
+"""Number of requests that all connections together begin in one turn of the event loop, and number of requests of one
+delivery that do not count. A client could otherwise send 600,000 requests in a turn, which take seconds."""
 CLUSTER_SHOWN_MAX = 64
 """Maximum number of characters of an unauthenticated peer's claim in the log."""
 
@@ -72,6 +76,7 @@ class BookieService:
         """Lists of a ledger's entries; a ledger with many holes takes long."""
         self.polls = 0
         """Number of waiting long polls, over all connections."""
+        self.turn = TurnBudget(TURN_REQUESTS)
         self.is_closed = False
 
     def handler(self) -> BookieConnection:
@@ -233,11 +238,18 @@ class BookieConnection:
     def _serve(self) -> None:
         """Handle received requests, as long as the client reads its answers and adds are within the limits."""
         self._is_serve_due = False
-        backlog = self._backlog
-        while backlog and not (self._is_write_paused or self.is_closed or self._must_wait(backlog[0])):
+        backlog, turn, begun = self._backlog, self._service.turn, 0
+        while backlog and not (
+            self._is_write_paused or self.is_closed or turn.is_used_up or self._must_wait(backlog[0])
+        ):
             self._handle(backlog.popleft())
+            begun += 1
+            if begun > UNCOUNTED_MAX:
+                turn.take(1)
             if self._out_bytes > WRITE_BYTES:
                 self._flush()
+        if backlog and turn.is_used_up:
+            turn.wait(self._serve)
         if backlog or self._is_write_paused or self._is_reading_paused or self._requests.pending:
             self._update_reading()
 

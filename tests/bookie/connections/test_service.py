@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 from kvstore.bookie.connections import limits as connection_limits
+from kvstore.bookie.connections.service import TURN_REQUESTS, UNCOUNTED_MAX, BookieConnection
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto import bookkeeper_pb2 as pb
 from kvstore.proto.bookkeeper import BookieOperation, Status
@@ -273,6 +274,40 @@ def test_requests_over_a_connections_limit_are_refused_but_not_fences(world: Sim
         assert served.shelf.storage.statistics.refused_overload == 10
 
     serve(world, scenario, connection_pending_max=10)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        wire.encode_bookie_info(1, 0),
+        wire.encode_start_tls(1),
+        wire.encode_read(1, L, 0, context=NAMED),
+        wire.encode_add(1, L, 0, KEY, packet(L, 0)),
+    ],
+    ids=["info", "bad request", "read", "add"],
+)
+def test_connections_begin_a_limited_number_of_requests_in_a_turn(
+    world: SimWorld, monkeypatch: pytest.MonkeyPatch, frame: bytes
+) -> None:
+    """A client that sent tiny requests held the event loop for seconds, and the node's leases expired."""
+    count, begun = 10_000, list[object]()
+    handle = BookieConnection._handle
+    monkeypatch.setattr(BookieConnection, "_handle", lambda self, payload: begun.append(self) or handle(self, payload))
+
+    async def scenario(served: Served, peer: Peer) -> None:
+        other = await served.connect()
+        for each in (peer, other):
+            await each.ask(frame)
+        both = list(served.service.connections)
+        begun.clear()
+        for each in both:
+            each.data_received(frame * count)
+        assert len(begun) <= TURN_REQUESTS + UNCOUNTED_MAX
+        for each in (peer, other):
+            await each.answers(count)
+        assert begun.count(both[0]) == begun.count(both[1]) == count
+
+    serve(world, scenario, connection_pending_max=count)
 
 
 def test_client_that_reads_no_answers_is_not_served_and_holds_no_memory(world: SimWorld) -> None:
