@@ -20,6 +20,7 @@ from kvstore.access import Right
 from kvstore.env import Env
 from kvstore.env.histogram import Histogram
 from kvstore.env.networks import network_of
+from kvstore.env.turn_budget import TurnBudget
 from kvstore.errors import (
     ConditionFailed,
     InvalidRequest,
@@ -60,6 +61,9 @@ OWN_SITE = frozenset(("none", "same-origin"))
 server. A site is a registered domain, so `same-site` also covers other hosts and ports and is not enough."""
 JSON_BYTES_MAX = 2 << 20
 """Maximum size of a JSON body in bytes. The limit exists because a body is parsed in one turn of the event loop."""
+TURN_BYTES = 128 << 10
+"""Number of bytes of the JSON bodies of batches that are parsed in one turn of the event loop. The last body may exceed
+it: 2 MiB take 70 ms."""
 BODY_S = 30.0
 """Time in seconds within which a body must arrive."""
 REQUESTS_SHARE, WATCHES_SHARE = 2, 4
@@ -99,7 +103,7 @@ class Gateway:
         """`batches` is the memory budget for the reads of batches, and `scans` are the slots for scans; both are
         shared by all endpoints. `connections_max` is the connection limit of the HTTP port."""
         self._env, self._backend, self._server, self._authenticator = env, backend, server, authenticator
-        self._batches = batches
+        self._batches, self._turn = batches, TurnBudget(TURN_BYTES)
         self._watches = HttpWatches(feeds, authenticator, max(1, connections_max // WATCHES_SHARE))
         self._scans = ScanSlots(env.clock.now) if scans is None else scans
         self._capacity = GatewayCapacity(max(1, connections_max // REQUESTS_SHARE))
@@ -272,7 +276,9 @@ class Gateway:
     async def _batch(self, call: GatewayCall) -> HttpResponse:
         if call.request.content_type != answers.JSON:
             raise WithStatus(415, f"expected Content-Type: {answers.JSON}, got {call.request.content_type[:60]!r}")
-        op = requests.batch_of(call.asked, await self._body(call, JSON_BYTES_MAX))
+        body = await self._body(call, JSON_BYTES_MAX)
+        await self._turn.begin(len(body))
+        op = requests.batch_of(call.asked, body)
         if not isinstance(op, Transact):
             check_one_partition(op, self._backend.topology.ring.partition_of)
         result = await self._in_time(call, op, BudgetedBackend(call.backend, self._batches))

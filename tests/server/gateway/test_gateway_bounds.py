@@ -166,6 +166,26 @@ async def test_bytes_of_bodies_and_responses_are_bounded(world: World, monkeypat
     await wait_until(lambda: holds(world, 0), what="nothing is held")
 
 
+async def test_one_large_batch_is_parsed_in_a_turn(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 bodies of one client whose last bytes came together held the event loop for a second."""
+    count, turn, parsed_in = 8, 0, list[int]()
+    parse = gateway.requests.batch_of
+    monkeypatch.setattr(gateway.requests, "batch_of", lambda asked, body: parsed_in.append(turn) or parse(asked, body))
+    body = b'{"operations": [%b{}]}' % (b" " * gateway.TURN_BYTES)
+    head = b"POST /v1/batch HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    clients = [await connected(world, head % len(body) + body[:-1]) for _ in range(count)]
+    await wait_until(lambda: holds(world, count * (len(body) - 1)), what="all but the last bytes")
+    for _, writer in clients:
+        writer.write(body[-1:])
+    while len(parsed_in) < count:
+        await asyncio.sleep(0)
+        turn += 1
+    assert len(set(parsed_in)) == count
+    for reader, writer in clients:
+        assert await status_of(reader) == 400
+        writer.close()
+
+
 def test_response_to_a_completed_write_is_always_sent() -> None:
     bounds = capacity.GatewayCapacity(1, bytes_max=10)
     with bounds.request("a") as load:
