@@ -141,7 +141,7 @@ class LedgerRepairer:
         """Recover the ledger as a new leader would: fence it, find its end, wait until the former leader's lease
         expires, and close it. Returns the recorded metadata. Raises NotRecoverable, MetadataError, NoSuchLedger or
         VersionConflict."""
-        takeover = LedgerTakeover(ledger, self.ports, self.nursery)
+        takeover = LedgerTakeover(ledger, self.ports, self.nursery, trusts_all=True)  # the caller has decided
         metadata, _ = await self.ports.ledgers.read(ledger)
         await takeover.take_over()
         await self.wait_out_lease(owner_of(metadata), takeover.fenced_at)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import suppress
 
 from kvstore.errors import (
@@ -111,6 +111,21 @@ class LedgerStore:
         an absent ledger or on a state without writing. Raises NoSuchLedger, UndecodableNode."""
         await self._store.sync(paths.ledger(ledger))
         return await self.read(ledger)
+
+    # docs/protocol.md A12
+    async def younger_bookies(self, ledger: LedgerId, bookies: Collection[BookieId]) -> frozenset[BookieId]:
+        """Return the given bookies whose cookie was created after the ledger. Cookies that were moved here from another
+        store together with the ledger do not count, because the order of their creation is not known."""
+        await self._store.sync(paths.COOKIES)
+        made = max(await self._created(paths.ledger(ledger)), await self._created(paths.INSTANCE_ID))
+        return frozenset([each for each in bookies if await self._created(paths.cookie(each)) > made])
+
+    async def _created(self, path: str) -> int:
+        """Return the id of the transaction that created the node, or 0 if it does not exist."""
+        try:
+            return (await self._store.get(path))[1].created
+        except NoSuchNode:
+            return 0
 
     async def write(self, metadata: LedgerMetadata, version: int) -> int:
         """Replace the metadata of a ledger if they have this version, and return the new version. Raises

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import assert_never
 
@@ -26,6 +26,7 @@ from kvstore.wal.creator import maker_of
 from kvstore.wal.ensembles import in_recovery
 from kvstore.wal.entry_reader import EntryReader
 from kvstore.wal.handle import LedgerPorts
+from kvstore.wal.placement import node_of_or_none
 from kvstore.wal.read_ahead import ENTRIES_MAX, ReadAhead
 from kvstore.wal.recovery import (
     READ_AHEAD,
@@ -63,8 +64,11 @@ copies that are still missing."""
 class LedgerTakeover:
     """One attempt to recover one ledger. Call `take_over` first, then `close`."""
 
-    def __init__(self, ledger: LedgerId, ports: LedgerPorts, nursery: Nursery) -> None:
+    def __init__(self, ledger: LedgerId, ports: LedgerPorts, nursery: Nursery, *, trusts_all: bool = False) -> None:
+        """With `trusts_all`, the answer "no such entry" counts from every bookie. Otherwise it does not count from a
+        bookie whose disk may have been emptied since it stored entries of the ledger (docs/protocol.md A12)."""
         self.ledger = ledger
+        self._trusts_all = trusts_all
         self.fenced_at = 0.0
         """Boot-time clock in seconds at the answer that completed the fence. Entries that a former writer sends after
         this time are never confirmed."""
@@ -93,7 +97,7 @@ class LedgerTakeover:
             self.fenced_at = self._ports.clock.now()
             self.last, self._length = recorded.last_entry, recorded.length
             return
-        run = _Run(recorded, self._ports, self._nursery.child(f"recover {self.ledger}"))
+        run = _Run(recorded, self._ports, self._nursery.child(f"recover {self.ledger}"), await self._doubtful(recorded))
         try:
             async with asyncio.timeout(TAKE_OVER_TIMEOUT_S):
                 await run.finished()
@@ -107,6 +111,15 @@ class LedgerTakeover:
         if self.last != NO_ENTRY:
             self._length = (await self._read_last()).length
         log.info("ledger recovered ledger=%d last_entry=%d written_back=%d", self.ledger, self.last, run.written_back)
+
+    # docs/protocol.md A12
+    async def _doubtful(self, recorded: LedgerMetadata) -> frozenset[BookieId]:
+        """Return the bookies of the last ensemble whose answer "no such entry" proves nothing, because they were set up
+        after the ledger. An id with an incarnation proves that the bookie has the disk that the ledger names."""
+        asked = [each for each in recorded.fragments[-1].ensemble if node_of_or_none(each) is None]
+        if self._trusts_all or not asked:
+            return frozenset()
+        return await self._ports.ledgers.younger_bookies(self.ledger, asked)
 
     # docs/protocol.md A14
     async def last_payload(self) -> bytes | None:
@@ -160,7 +173,10 @@ class LedgerTakeover:
 class _Run:
     """One run of a ledger's takeover, from the fence until the last entry is written back."""
 
-    def __init__(self, recorded: LedgerMetadata, ports: LedgerPorts, nursery: Nursery) -> None:
+    def __init__(
+        self, recorded: LedgerMetadata, ports: LedgerPorts, nursery: Nursery, doubtful: Collection[BookieId]
+    ) -> None:
+        """`doubtful` are the bookies whose answer "no such entry" proves nothing."""
         self.end: EntryId | None = None
         self.metadata = recorded
         """Includes the ensemble changes of the write-back, which stay in memory until the ledger is closed."""
@@ -169,6 +185,7 @@ class _Run:
         self.written_back = 0
         self._ports = ports
         self._nursery = nursery
+        self._doubtful = doubtful
         self._key = master_key(recorded.password)
         self._digest = EntryDigest(recorded.digest, recorded.password)
         self._recovery = Recovery(recorded, partial(self._digest.open, recorded.ledger))
@@ -234,7 +251,14 @@ class _Run:
             log.info("no definite answer from bookie ledger=%d bookie=%s error=%s", self.metadata.ledger, bookie, error)
             self._handle(Unknown(bookie, entry))
             return
-        self._handle(LastAnswer(bookie, answer.packet) if entry is None else EntryAnswer(bookie, entry, answer.packet))
+        if entry is None:
+            self._handle(LastAnswer(bookie, answer.packet))
+        elif answer.packet is None and bookie in self._doubtful:
+            what = "it was set up after the ledger, so that a missing entry there proves nothing"
+            log.info("no definite answer from bookie ledger=%d bookie=%s error=%s", self.metadata.ledger, bookie, what)
+            self._handle(Unknown(bookie, entry))
+        else:
+            self._handle(EntryAnswer(bookie, entry, answer.packet))
 
     # docs/protocol.md T12
     def _read_ahead(self, bookie: BookieId) -> ReadAhead[bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -123,14 +123,15 @@ def test_closed_channel_makes_no_calls(served: Any) -> None:
 
 def test_method_is_not_made_for_a_channel_that_another_thread_closes() -> None:
     """gRPC crashes the process if a method is made for a closed channel."""
-    has_come, made = threading.Event(), list[bool]()
+    has_come, made, closing = threading.Event(), list[bool](), list[Future[None]]()
+    calling = threading.current_thread()
 
     class Channel:
         is_closed = False
 
         @property
         def unary_unary(self) -> Callable[..., Any]:
-            closing.start()
+            closing.append(threads.submit(named.close))
             assert has_come.wait(PATIENCE_S)
             return self._make
 
@@ -149,7 +150,7 @@ def test_method_is_not_made_for_a_channel_that_another_thread_closes() -> None:
             self._lock = threading.Lock()
 
         def __enter__(self) -> None:
-            if threading.current_thread() is closing:
+            if threading.current_thread() is not calling:
                 has_come.set()
             self._lock.acquire()
 
@@ -159,8 +160,8 @@ def test_method_is_not_made_for_a_channel_that_another_thread_closes() -> None:
     inner = Channel()
     named = NamedChannel("localhost:1", lambda places: cast("grpc.Channel", inner))
     named._lock = cast("threading.Lock", Lock())
-    closing = threading.Thread(target=named.close)
-    named.unary_unary("/test.Test/Echo")(b"", timeout=PATIENCE_S)
-    closing.join(PATIENCE_S)
+    with ThreadPoolExecutor(1) as threads:
+        named.unary_unary("/test.Test/Echo")(b"", timeout=PATIENCE_S)
+        closing[0].result(PATIENCE_S)
     assert made == [False]
     assert inner.is_closed

@@ -7,12 +7,14 @@ writes. So a transaction commits only if everything that it has read is still th
 from __future__ import annotations
 
 from collections.abc import Iterable
+from urllib.parse import quote_from_bytes
 
 from kvstore.client.core.operation import DELETE, PUT, ClientOperation
 from kvstore.client.core.operations import condition
 from kvstore.client.core.values import Item, Level
 from kvstore.errors import ConditionFailed, Conflict, InvalidRequest, StoreError
 from kvstore.proto import kv_pb2
+from kvstore.rpc.status import MESSAGE_CHARACTERS_MAX
 
 _INTEGER_MIN, _INTEGER_MAX = -(1 << 63), (1 << 63) - 1
 
@@ -113,14 +115,14 @@ class TransactionState:
 
     def failure(self, error: ConditionFailed) -> StoreError:
         """Return the error to raise for a condition that was not met: Conflict if a key has changed after it was read,
-        otherwise the error itself."""
+        otherwise the error itself. An error does not name a long key, which may be one that was read."""
         key = error.key
         if key in self._versions and error.version != self._versions[key]:
             return Conflict(
                 f"{key!r:.100} was changed by another client: expected version {self._versions[key]}, got "
                 f"{error.version}; run the transaction again"
             )
-        if not key and self._versions:
+        if not key and any(len(quote_from_bytes(each)) > MESSAGE_CHARACTERS_MAX for each in self._versions):
             return Conflict("a key was changed by another client after it was read; run the transaction again")
         return error
 

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from kvstore.client.pinned.arrow import SCHEMA, TIMESTAMP, times_of
 from kvstore.env.files.private import private_opener
-from kvstore.errors import Corrupted
+from kvstore.errors import Corrupted, Unavailable
 from kvstore.spark.snapshots.manifest import DataFile
 from kvstore.spark.snapshots.pages import check_pages
 from kvstore.spark.snapshots.stored import StoredFile
@@ -158,7 +158,7 @@ def _widest(bounds: list[tuple[Any, Any]]) -> tuple[Any, Any]:
 
 def read_table(stored: StoredFile) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a file in order, in batches of some MiB, after checking every page's checksum. Sizes are
-    checked before any row is read, so that memory is bounded. Raises Corrupted, OSError."""
+    checked before any row is read, so that memory is bounded. Raises Corrupted, Unavailable, OSError."""
     path = stored.path
     try:
         with stored.open() as source:
@@ -178,6 +178,8 @@ def read_table(stored: StoredFile) -> Iterator[pa.RecordBatch]:
                     rows = min(BATCH_ROWS_MAX, max(1, BATCH_BYTES // each))
                     for batch in file.iter_batches(batch_size=rows, row_groups=[group]):
                         yield _as_written(stored, batch)
+    except MemoryError as error:  # of Arrow, too
+        raise Unavailable(f"{path} cannot be read: not enough memory: {error}") from None
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno:
             raise  # an error of the system, not of the bytes; Arrow's own errors have no errno

@@ -140,13 +140,19 @@ def test_ended_transaction_refuses_reads_and_writes() -> None:
         (ConditionFailed(0, b"a"), Conflict),
         (ConditionFailed(7, b"a"), ConditionFailed),
         (ConditionFailed(8, b"c"), ConditionFailed),
-        (ConditionFailed(8), Conflict),
+        (ConditionFailed(8), ConditionFailed),
     ],
-    ids=["changed", "deleted", "as read", "not read", "unnamed"],
+    ids=["changed", "deleted", "as read", "not read", "not read and too long to be named"],
 )
 def test_changed_read_is_a_conflict_and_an_unmet_condition_is_not(error: ConditionFailed, kind: type) -> None:
     assert type(having(a=FOUND).failure(error)) is kind
     assert TransactionState().failure(error) is error
+
+
+def test_unnamed_condition_may_be_of_a_read_key_that_is_too_long() -> None:
+    state = TransactionState()
+    state.take(b"\xff" * 400, FOUND, Level.LINEARIZABLE)
+    assert type(state.failure(ConditionFailed(8))) is Conflict
 
 
 # ── the request ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -13,6 +13,7 @@ from kvstore.errors import (
     LedgerFenced,
     MetadataUnknown,
     NotEnoughBookies,
+    NotRecoverable,
     OutcomeUnknown,
     StoreError,
     VersionConflict,
@@ -410,6 +411,54 @@ def test_swept_ledger_cannot_be_listed() -> None:
         log = await opened(logs)
         assert [each.id for each in (await bench.listed()).ledgers] == [log.handle.ledger]
         await Writer(log).append(2)
+
+    run(case)
+
+
+# docs/protocol.md A12
+def test_bookie_set_up_again_under_its_id_ends_no_log() -> None:
+    """The ids of Apache's bookies have no incarnation, so an empty disk denies the entries of the former one."""
+
+    async def case(bench: Bench) -> None:
+        await bench.set_up(B1, B2, B3)
+        writer = Writer(await opened(bench.logs()))
+        await writer.append(3)
+        bench.bookies.at[B3].holds_adds = True
+        await writer.append(1)
+        assert writer.entries.confirmed[-1].entry == 3, "confirmed by B1 and B2"
+        ledger = writer.log.handle.ledger
+        writer.log.close_for_good()
+        bench.bookies.stop(B1)
+        bench.bookies.at[B2].entries.clear()
+        bench.bookies.at[B2].lacs.clear()
+        await MemoryStore(bench.tree).delete(paths.cookie(B2), -1)
+        await bench.set_up(B2)
+        with pytest.raises(NotRecoverable, match="entry 3: no definite answer from"):
+            await opened(bench.logs())
+        bench.bookies.start(B1)
+        assert (await opened(bench.logs())).recovered_end == (ledger, 3)
+
+    run(case)
+
+
+# docs/protocol.md A12
+@pytest.mark.parametrize("is_moved", [True, False])
+def test_bookie_ends_log_whose_metadata_were_moved_with_its_cookie(*, is_moved: bool) -> None:
+    """An import creates the cluster's id last. Otherwise no log of a moved cluster could be opened."""
+
+    async def case(bench: Bench) -> None:
+        store = MemoryStore(bench.tree)
+        await Writer(await opened(bench.logs())).append(3)
+        bench.bookies.stop(B1)
+        await bench.set_up(B2, B3)
+        if is_moved:
+            data, _ = await store.get(paths.INSTANCE_ID)
+            await store.delete(paths.INSTANCE_ID, -1)
+            await store.create(paths.INSTANCE_ID, data)
+            await opened(bench.logs())
+        else:
+            with pytest.raises(NotRecoverable):
+                await opened(bench.logs())
 
     run(case)
 

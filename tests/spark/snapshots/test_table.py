@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.client.pinned.arrow import SCHEMA
-from kvstore.errors import Corrupted
+from kvstore.errors import Corrupted, Unavailable
 from kvstore.partition.state.operations import EXPIRES_MS_MAX
 from kvstore.spark.snapshots import pages, table
 from kvstore.spark.snapshots.manifest import DataFile
@@ -118,6 +118,22 @@ def test_damaged_page_is_found_by_its_checksum(tmp_path: Path) -> None:
     path.write_bytes(data.replace(b"needle" * 10, b"noodle" * 10))
     with pytest.raises(Corrupted, match=r"damaged: .*(CRC|checksum)"):
         list(read_table(StoredFile(path, file)))
+
+
+def test_file_that_needs_more_memory_than_there_is_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.parquet"
+    writer = TableWriter(path, "p1")
+    writer.write(batch([(b"key", b"value", 1, 1, 1, 0)]))
+    stored = StoredFile(path, writer.close("x"))
+
+    def starved(*_: object, **__: object) -> None:
+        raise pa.ArrowMemoryError("malloc of size 16777216 failed")
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", starved)
+    with pytest.raises(Unavailable, match="not enough memory"):
+        list(read_table(stored))
 
 
 def test_other_columns_are_refused(tmp_path: Path) -> None:
