@@ -43,6 +43,10 @@ class CertificateAuthority:
         if not self.cert.exists():
             self._refuse_if_lost()
             self._make()
+        try:
+            x509.load_pem_x509_certificate(self.cert.read_bytes())
+        except ValueError as error:  # otherwise every connection would fail, as if the nodes did not answer
+            raise ConfigError(f"{self.cert}: expected a certificate, got {error}; restore it") from error
 
     def issue(self, name: str, hosts: Sequence[str]) -> Path:
         """Return the file of a certificate for a common name and hosts. A missing certificate, or one that expires

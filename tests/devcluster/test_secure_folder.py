@@ -169,6 +169,13 @@ def test_path_with_signs_of_a_shell_or_a_url_is_still_one(tmp_path: Path) -> Non
     assert parse_url(odd.url(["127.0.0.1:1"])).tls == odd.tls
 
 
+@pytest.mark.parametrize("damaged", ["", "-----BEGIN CERTIFICATE-----\nxx\n-----END CERTIFICATE-----\n"])
+def test_damaged_certificate_of_the_authority_is_named(folder: SecureFolder, damaged: str) -> None:
+    (folder.path / "ca.pem").write_text(damaged)
+    with pytest.raises(ConfigError, match=r"ca\.pem: expected a certificate, got .*; restore it"):
+        folder.make(NODES, is_new=False)
+
+
 def test_no_authority_takes_the_place_of_one_whose_certificates_are_there(folder: SecureFolder) -> None:
     """Running nodes would load it and refuse each other's certificates."""
     (folder.path / "ca.pem").unlink()

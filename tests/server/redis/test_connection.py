@@ -472,6 +472,26 @@ async def test_reads_of_one_command_are_submitted_in_portions(resp: RespPort, na
         assert await raw.read(len(answer)) == answer
 
 
+@pytest.mark.parametrize(
+    "later", [packed(b"SET", b"{t}2499", b"new"), packed(b"APPEND", b"{t}2499", b"!")], ids=["SET", "APPEND"]
+)
+async def test_writes_of_one_command_are_submitted_in_portions_in_order(resp: RespPort, later: bytes) -> None:
+    """A leader's queue refused some of 65,535 DELs, so the command never succeeded as a whole."""
+    keys = [b"{t}%d" % number for number in range(2_500)]
+    resp.backend.hold()
+    async with resp.raw() as raw:
+        raw.writer.write(packed(b"MSET", *(word for key in keys for word in (key, b"old"))) + later)
+        await wait_until(lambda: has_changed(resp), what="the command has begun")
+        assert len(resp.backend.submitted) <= reply_queue.WRITES_AT_ONCE
+        resp.backend.let_go()
+        assert await raw.read_line() == b"+OK\r\n"
+        await raw.read_line()
+        value = b"new" if later.startswith(b"*3\r\n$3") else b"old!"
+        assert await raw.ask(packed(b"GET", keys[-1]), bulk(value)) == bulk(value)
+        raw.writer.write(packed(b"DEL", *keys))
+        assert await raw.read_line() == b":2500\r\n"
+
+
 async def has_held_reads(resp: RespPort) -> bool:
     return bool(resp.backend.held_reads)
 

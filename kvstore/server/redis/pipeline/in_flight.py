@@ -30,6 +30,9 @@ class InFlight:
         other replies."""
         self.value_bytes = 0
         """Bytes of values that the limit counts, of all commands since nothing was in flight."""
+        self.alone = -1
+        """Number of the last command that submits its writes in portions. No other command begins before it is
+        answered, because a later write of one of its keys could overtake it."""
         self._more_operations = 0
         """Number of operations that the limit counts in addition to one for each command, since nothing was in flight.
         """
@@ -43,6 +46,7 @@ class InFlight:
             or (self.limit.is_full and (in_flight > 0 or not self.limit.has_spare(operations)))
             or in_flight >= replies.in_flight_max
             or replies.answered < replies.rereads.below
+            or replies.answered <= self.alone
         )
 
     def note(self, plan: Single | Several, ops: Sequence[Op]) -> None:

@@ -21,7 +21,7 @@ from kvstore.env.networks import network_of
 from kvstore.errors import StoreError
 from kvstore.partition.state.commands import Op
 from kvstore.partition.state.operations import BATCH_RESULT_BYTES_MAX
-from kvstore.partition.state.traits import KEYLESS
+from kvstore.partition.state.traits import KEYLESS, POINT_READS
 from kvstore.server.access.guard import Guard
 from kvstore.server.access.identities import UserIdentity
 from kvstore.server.redis import replies
@@ -283,6 +283,8 @@ class Pipeline:
         in_flight.note(plan, ops)
         gathered = Gather(self.replies, self.replies.next_number(), plan)
         in_flight.note_more(gathered.at_once - 1)
+        if gathered.at_once < len(plan.ops) and ops[0].code not in POINT_READS:
+            in_flight.alone = self.replies.issued - 1
         gathered.submit()
         return True
 

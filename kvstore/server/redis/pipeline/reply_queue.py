@@ -38,7 +38,9 @@ RESERVED_BYTES_MAX = 16 << 20
 reserve more."""
 READS_AT_ONCE = 256
 """Maximum number of reads of one command in flight at a time, because the size of their values is known only when they
-arrive, and because thousands of reads hold the event loop of a leader, which then seems to be down."""
+arrive. Also, a leader that receives tens of thousands at once is busy for so long that it seems to be down."""
+WRITES_AT_ONCE = 1024
+"""Maximum number of writes of one command in flight at a time. A leader's queue refuses some of tens of thousands."""
 FORMAT_BITS = 6
 _FORMAT_MASK = (1 << FORMAT_BITS) - 1
 _OK_FORMAT = Fmt.OK
@@ -334,8 +336,8 @@ class Gather(Sink):
     """
 
     __slots__ = (
-        *("_are_reads", "_are_values", "_begun", "_bytes", "_queue", "_counted", "_is_reserved", "_missing", "_number"),
-        *("_results", "_several"),
+        *("_are_values", "_begun", "_bytes", "_queue", "_counted", "_is_reserved", "_missing", "_number"),
+        *("_portion", "_results", "_several"),
     )
 
     def __init__(self, queue: ReplyQueue, number: int, several: Several, *, is_reserved: bool = False) -> None:
@@ -343,7 +345,8 @@ class Gather(Sink):
         self._missing = len(several.ops)
         self._results: list[Any] = [None] * self._missing
         first = several.ops[0].__class__ if several.ops else None
-        self._are_values, self._are_reads = first is Get, first is Get or first is Meta
+        self._are_values = first is Get
+        self._portion = READS_AT_ONCE if first is Get or first is Meta else WRITES_AT_ONCE
         self._is_reserved = is_reserved
         self._counted = 0
         """Bytes of values that the queue counts for this command."""
@@ -360,7 +363,7 @@ class Gather(Sink):
     @property
     def at_once(self) -> int:
         """Number of operations in flight at a time."""
-        return min(READS_AT_ONCE, self._missing) if self._are_reads else self._missing
+        return min(self._portion, self._missing)
 
     def submit(self) -> None:
         self._submit(self.at_once)
@@ -409,11 +412,11 @@ class Gather(Sink):
 
     def flush(self) -> None:
         unbegun = len(self._several.ops) - self._begun
-        if unbegun and self._missing - unbegun <= READS_AT_ONCE // 2:
+        if unbegun and self._missing - unbegun <= self._portion // 2:
             if not self._results or self.is_gone:
                 self._skip_rest()
             else:
-                self._submit(READS_AT_ONCE)
+                self._submit(self._portion)
         self._queue.flush()
 
     def _skip_rest(self) -> None:
