@@ -10,11 +10,12 @@ from kvstore.errors import ConfigError, MetadataUnavailable, UndecodableNode
 from kvstore.meta import marks, paths
 from kvstore.meta.auditor_votes import AuditorVotes, auditor_or_none
 from kvstore.meta.layout import LayoutStore
+from kvstore.meta.memory import MemoryStore
 from kvstore.meta.recovery_settings import CheckKind, RecoverySettings
 from kvstore.meta.store import MetadataStore, Stat
 from kvstore.meta.underreplication import Underreplication
 from kvstore.types import BookieId, LedgerId
-from tests.meta.drivers import Driver, FaultyStore, Hint
+from tests.meta.drivers import ClosedStore, Driver, FaultyStore, Hint
 
 B1, B2, B3 = BookieId("b1-1"), BookieId("b2-1"), BookieId("b3-1")
 SEVEN = LedgerId(7)
@@ -224,6 +225,21 @@ async def test_first_candidate_is_the_auditor_until_its_session_ends(
     await second.withdraw()
     assert not second.is_auditor
     assert await first.stand()
+
+
+# docs/protocol.md P34
+async def test_vote_of_another_user_keeps_no_candidate_from_voting() -> None:
+    store = ClosedStore()
+    await LayoutStore(store).ensure("id")
+    other = MemoryStore(store.tree)
+    assert await AuditorVotes(other, "n1").stand()
+    (vote,) = await store.children(paths.AUDITOR_VOTES)
+    store.closed = frozenset({paths.join(paths.AUDITOR_VOTES, vote)})
+    votes = AuditorVotes(store, "n2")
+    assert not await votes.stand()
+    assert await auditor_or_none(store) == vote, "its name is unknown"
+    other.expire()
+    assert await votes.stand()
 
 
 # docs/protocol.md A4
