@@ -15,7 +15,7 @@ from kvstore.meta.recovery_settings import CheckKind, RecoverySettings
 from kvstore.meta.store import MetadataStore, Stat
 from kvstore.meta.underreplication import Underreplication
 from kvstore.types import BookieId, LedgerId
-from tests.meta.drivers import ClosedStore, Driver, FaultyStore, Hint
+from tests.meta.drivers import ClosedStore, Driver, FaultyStore, Hint, LaggingStore
 
 B1, B2, B3 = BookieId("b1-1"), BookieId("b2-1"), BookieId("b3-1")
 SEVEN = LedgerId(7)
@@ -311,3 +311,19 @@ async def test_lock_whose_mark_cannot_be_read_is_released() -> None:
     with pytest.raises(MetadataUnavailable):
         await repair.lock(SEVEN, "n1")
     assert await store.children(paths.MARK_LOCKS) == []
+
+
+async def test_setting_is_written_if_only_a_lagging_server_shows_it() -> None:
+    store = LaggingStore()
+    await LayoutStore(store).ensure("id")
+    mine, theirs = RecoverySettings(store), RecoverySettings(MemoryStore(store.tree))
+    await mine.disable()
+    await mine.set_lost_bookie_delay_s(60)
+    store.lag()
+    await theirs.enable()
+    await mine.disable()
+    assert not await theirs.is_enabled()
+    store.lag()
+    await theirs.set_lost_bookie_delay_s(5)
+    await mine.set_lost_bookie_delay_s(60)
+    assert await theirs.lost_bookie_delay_s() == 60
