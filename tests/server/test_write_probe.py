@@ -124,6 +124,22 @@ async def test_candidates_share_one_probe(tmp_path: Path) -> None:
     assert begun == 1
 
 
+# docs/protocol.md P41
+async def test_candidate_probes_itself_if_the_first_one_was_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its replica may leave the server during the probe."""
+    monkeypatch.setattr(write_probe, "PATIENCE_S", 0.05)
+    disk = Failing(tmp_path)
+    disk.failing = {"": None}
+    probe = probe_of(disk)
+    first, *others = (asyncio.ensure_future(probe.check()) for _ in range(3))
+    await asyncio.sleep(0)
+    first.cancel()
+    for each in others:
+        assert "has not answered" in await each
+
+
 # docs/protocol.md B39
 async def test_probe_without_a_thread_fails_and_the_next_one_succeeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
