@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,6 +48,22 @@ async def test_second_damaged_copy_is_set_aside_too() -> None:
     hosting._stop = stop
     await hosting._set_damaged_aside()
     assert (aside, hosting._damaged) == ([P2, P1], set())
+
+
+# docs/protocol.md B39
+async def test_engine_is_closed_if_its_replica_cannot_be_made() -> None:
+    """A process without free descriptors cannot read the state. The next attempt would find the engine locked."""
+    hosting: Any = object.__new__(Hosting)
+    closed: list[PartitionId] = []
+    hosting._engines = SimpleNamespace(open=lambda each: SimpleNamespace(close=partial(closed.append, each)))
+    hosting._changed = asyncio.Event()
+
+    def made(partition: PartitionId, engine: Any) -> Any:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    hosting._made = made
+    await hosting._begin_or_retry(P1)
+    assert closed == [P1]
 
 
 # docs/protocol.md V4
