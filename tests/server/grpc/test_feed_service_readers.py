@@ -79,13 +79,14 @@ async def test_page_at_its_bound_does_not_wait(reading: Reading) -> None:
 
 
 # docs/protocol.md P31
-async def test_server_without_a_date_leaves_a_hold_as_it_was(
-    reading: Reading, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_server_without_a_date_leaves_a_hold_as_it_was(reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
     """By its wall clock, which has just started in 1970, the hold would be over for all other servers."""
     reading.world.logs["p1"].put((b"a", b"1"))
+    lists = LedgerLists(reading.world.store)
+    await lists.make(P1)
+    await lists.write(P1, reading.world.logs["p1"].listed, 0)
+    pins = Pins(reading.world.store, lists)
     deadline_ms = await reading.hold("h", {"p1": 0}, 60.0)
-    pins = Pins(reading.world.store, LedgerLists(reading.world.store))
     before = await pins.all(P1)
     assert [pin.deadline_ms for _, pin in before] == [deadline_ms]
     monkeypatch.setattr(SystemClock, "date_ms", lambda _: 1_000)
