@@ -59,7 +59,7 @@ check: static site ## before each commit: static, the documentation, house rules
 # Each static check and the documentation use one processor, so they run two at a time, the longest first.
 test: setup .venv/.docs ## everything; what CI runs
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync test-types site types prose lint
-	@$(BIN)/pytest -n 5
+	@$(BIN)/pytest -n 4
 
 sim: setup ## replay one simulated run: make sim SEED=4711; with TRACE=1 it prints every event
 	@$(BIN)/python -m tests.sim.run $(SEED)

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 from enum import Enum
 
 
@@ -104,6 +105,13 @@ _WORDS = {
     **dict.fromkeys(_numbers("ESTALE", "ETIMEDOUT"), "the file server does not answer for the file"),
     **_SHORTAGE,
 }
+_UNREACHED = (
+    *_numbers("ECONNREFUSED", "ECONNRESET", "ECONNABORTED", "EPIPE", "ETIMEDOUT"),
+    *_numbers("ENETDOWN", "ENETUNREACH", "EHOSTDOWN", "EHOSTUNREACH"),
+    socket.EAI_AGAIN,
+    socket.EAI_NONAME,
+)
+"""What libraries put into their own subclasses of OSError if a host cannot be found or does not answer."""
 NO_INODES = "no inodes are free, although bytes are"
 
 CORRUPTION = errno.EBADMSG
@@ -170,6 +178,16 @@ def is_medium_error(error: OSError) -> bool:
 def is_absent(error: OSError) -> bool:
     """Return True if there is no such file. Some drivers of remote file systems raise a bare OSError with the errno."""
     return isinstance(error, FileNotFoundError | NotADirectoryError) or error.errno in _numbers("ENOENT", "ENOTDIR")
+
+
+def is_of_connection(error: OSError) -> bool:
+    """Return True if a remote file system has not answered. HTTP libraries have their own subclasses of OSError for
+    that, with or without an errno."""
+    if isinstance(error, ConnectionError | TimeoutError | socket.gaierror):
+        return True
+    if error.errno is None:
+        return type(error).__module__ != "builtins"
+    return error.errno in _UNREACHED
 
 
 def is_other_kind(error: OSError) -> bool:

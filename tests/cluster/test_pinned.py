@@ -180,7 +180,9 @@ def test_pins_are_listed_renewed_and_released(cluster: Cluster) -> None:
     again = pin_store(cluster.url, ttl_s=TTL_S, id="nightly")
     cluster.wait_until(lambda: is_gone(store.splits()[0]), "replicas have heard of the new position")
     assert read(again.splits()) == VALUES
-    assert unpin(cluster.url, "nightly") == ["p1", "p2", "p3"]
+    released = unpin(cluster.url, "nightly")  # without the partitions whose leader is late for an answer
+    assert released
+    assert set(released) <= {"p1", "p2", "p3"}
     cluster.wait_until(lambda: "nightly" not in {pin.id for pin in list_pins(cluster.url)}, "replicas have heard of it")
     cluster.wait_until(lambda: is_gone(again.splits()[0]), "nor does one keep it that was late for an answer")
     with pytest.raises(NoSuchPin):

@@ -13,7 +13,6 @@ import io
 import os
 import re
 import shutil
-import socket
 import tempfile
 import time
 from collections.abc import Container, Iterator
@@ -24,7 +23,7 @@ from uuid import uuid4
 
 from kvstore.errors import ConfigError, Unavailable
 from kvstore.extras import install_hint
-from kvstore.os_errors import is_absent
+from kvstore.os_errors import is_absent, is_of_connection
 
 BLOCK_BYTES = 8 << 20
 """Number of bytes that a reader fetches in advance."""
@@ -35,19 +34,6 @@ TEMPORARY = ".tmp"
 """The end of the name of a file that is not complete yet."""
 COPIES, COPY_S = "kvstore-piece-", 86_400.0
 """Prefix of folders of local copies, and seconds without a write after which such a folder is abandoned."""
-_OF_CONNECTIONS = {
-    errno.ECONNREFUSED,
-    errno.ECONNRESET,
-    errno.ECONNABORTED,
-    errno.EPIPE,
-    errno.ETIMEDOUT,
-    errno.ENETDOWN,
-    errno.ENETUNREACH,
-    errno.EHOSTDOWN,
-    errno.EHOSTUNREACH,
-    socket.EAI_AGAIN,
-    socket.EAI_NONAME,
-}
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://.+")
 _PASSWORD = re.compile(r"(?<=://)([^/:@]*):[^/]*@")
 
@@ -228,7 +214,7 @@ class RemotePath:
         try:
             yield _opened(self._url)
         except OSError as error:
-            if _is_of_a_connection(error):
+            if is_of_connection(error):
                 raise _failed(self, error) from error
             raise _named(self, error) from error
         except (ConfigError, Unavailable, TypeError, NotImplementedError):
@@ -292,16 +278,6 @@ class _RemoteFile(io.RawIOBase):
     def close(self) -> None:
         self._file.close()
         super().close()
-
-
-def _is_of_a_connection(error: OSError) -> bool:
-    """Return True if the store has not answered. HTTP libraries have their own subclasses of OSError for that, with or
-    without an errno."""
-    if isinstance(error, ConnectionError | TimeoutError | socket.gaierror):
-        return True
-    if error.errno is None:
-        return type(error).__module__ != "builtins"
-    return error.errno in _OF_CONNECTIONS
 
 
 def _failed(place: RemotePath, error: Exception) -> Unavailable:
