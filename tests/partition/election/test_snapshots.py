@@ -176,7 +176,7 @@ async def test_interrupted_install_leaves_an_empty_state(source: ReplicaState) -
     assert (target.position, target.seq, target.get(b"k1")) == (None, 0, None)
 
 
-async def test_interrupted_install_leaves_no_rows_to_a_log_that_is_read_from_its_start(writer: Writer) -> None:
+async def test_log_read_from_its_start_meets_no_rows_of_interrupted_install(writer: Writer) -> None:
     """The log may begin where it always did: the replica wanted another's state because of a lost entry behind that."""
     source, target = empty(), with_something_old()
     for number in range(50):
