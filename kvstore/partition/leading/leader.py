@@ -189,9 +189,8 @@ class Leader:
     ) -> None:
         """Begin to serve once a record of this epoch has been acknowledged and applied. `founded` is what the partition
         owns, if its log does not record that yet. `version` raises the version of the log before any operation is
-        accepted. `redirect` receives operations on keys that the partition does not
-        own. `participants` reaches the leaders of other partitions, for transactions. Raises OutcomeUnknown or
-        NotEnoughBookies."""
+        accepted. `redirect` receives operations on keys that the partition does not own. `participants` reaches the
+        leaders of other partitions, for transactions. Raises StoreError if the log was lost."""
         self._answers.redirect_by = redirect
         if participants is not None:
             self._use_participants(participants)
@@ -202,6 +201,8 @@ class Leader:
             await self.append_record(founded)
         if version is not None:
             await self.append_record(version)
+        if self._stopped is not None:  # the log was lost after the acknowledgement, in the same turn
+            raise self._stopped
         self.serving = True
         self._sweeper.start()
         if self.transactor is not None:

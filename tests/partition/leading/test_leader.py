@@ -51,6 +51,20 @@ def test_leader_does_not_serve_when_its_first_record_is_lost() -> None:
     assert p.stopped == []
 
 
+def test_leader_lost_in_the_turn_of_its_first_record_does_not_serve() -> None:
+    """Regression: it counted as serving, answered no write, and nobody ended its lead."""
+    p = Partition()
+    started = p.loop.create_task(p.leader.start())
+    p.settle()
+    p.log.acknowledge()
+    p.log.tell_lost(LedgerFenced("x"))
+    p.settle()
+    assert isinstance(started.exception(), LedgerFenced)
+    assert not p.leader.serving
+    (late,) = p.submit(Put(b"a", b"1"))
+    assert isinstance(p.result(late), NotLeader)
+
+
 # ── group commit ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
