@@ -112,7 +112,7 @@ _UNREACHED = (
     socket.EAI_AGAIN,
     socket.EAI_NONAME,
 )
-"""What libraries put into their own subclasses of OSError if a host cannot be found or does not answer."""
+"""Numbers in OSErrors of network libraries if a host cannot be found or does not answer."""
 NO_INODES = "no inodes are free, although bytes are"
 
 CORRUPTION = errno.EBADMSG
