@@ -305,8 +305,8 @@ class Hosting:
             log.error("partition=%s its replica here is blocked: %s", partition, error)
             self._blocked[partition] = error
             return
-        except BaseException:
-            engine.close()  # while it is open, the next attempt finds it locked
+        except OSError:
+            engine.close()  # otherwise the next attempt finds its files in use
             raise
         replica.on_outvoted(partial(self._rebuild, partition))
         self._hosted[partition] = replica

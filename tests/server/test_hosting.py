@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +14,7 @@ from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.state import rows
+from kvstore.partition.state.engine_rocks import RocksEngine
 from kvstore.partition.state.state import ReplicaState
 from kvstore.ring import codec
 from kvstore.server import hosting as module
@@ -50,22 +51,6 @@ async def test_second_damaged_copy_is_set_aside_too() -> None:
     assert (aside, hosting._damaged) == ([P2, P1], set())
 
 
-# docs/protocol.md B39
-async def test_engine_is_closed_if_its_replica_cannot_be_made() -> None:
-    """A process without free descriptors cannot read the state. The next attempt would find the engine locked."""
-    hosting: Any = object.__new__(Hosting)
-    closed: list[PartitionId] = []
-    hosting._engines = SimpleNamespace(open=lambda each: SimpleNamespace(close=partial(closed.append, each)))
-    hosting._changed = asyncio.Event()
-
-    def made(partition: PartitionId, engine: Any) -> Any:
-        raise OSError(errno.EMFILE, "too many open files")
-
-    hosting._made = made
-    await hosting._begin_or_retry(P1)
-    assert closed == [P1]
-
-
 # docs/protocol.md V4
 async def test_replica_written_by_newer_release_is_blocked_alone() -> None:
     hosting: Any = object.__new__(Hosting)
@@ -97,6 +82,32 @@ async def test_replica_written_by_newer_release_is_blocked_alone() -> None:
         "install a later release of kvstore"
     )
     assert not engines[P1]._open, "its files are let go"
+
+
+async def test_replica_starts_later_when_its_state_could_not_be_loaded(tmp_path: Path) -> None:
+    """The first engine was left open: each later attempt found its files in use by this process."""
+    hosting: Any = object.__new__(Hosting)
+    hosting._hosted, hosting._blocked, hosting._changed = {}, {}, asyncio.Event()
+    hosting._engines = SimpleNamespace(open=lambda _: RocksEngine(str(tmp_path)))
+    hosting._rebuild, hosting._dispatcher = print, SimpleNamespace(host=lambda *_: None)
+    failures = [OSError(errno.ENOMEM, "the kernel has no free memory")]
+    opened: list[RocksEngine] = []
+
+    def made(_: PartitionId, engine: RocksEngine) -> Any:
+        opened.append(engine)  # as the memory budget does
+        if failures:
+            raise failures.pop()
+
+        async def start() -> None:
+            """Start to serve."""
+
+        return SimpleNamespace(start=start, on_outvoted=lambda _: None)
+
+    hosting._made = made
+    for _ in range(2):
+        await hosting._begin_or_retry(P1)
+    assert list(hosting._hosted) == [P1]
+    opened[-1].close()
 
 
 # docs/protocol.md P23
