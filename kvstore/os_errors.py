@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import socket
 from enum import Enum
 
@@ -111,7 +112,7 @@ _UNREACHED = (
     socket.EAI_AGAIN,
     socket.EAI_NONAME,
 )
-"""What libraries put into their own subclasses of OSError if a host cannot be found or does not answer."""
+"""Numbers in OSErrors of network libraries if a host cannot be found or does not answer."""
 NO_INODES = "no inodes are free, although bytes are"
 
 CORRUPTION = errno.EBADMSG
@@ -214,7 +215,10 @@ def reason_of(error: OSError, path: str, *, has_inodes: bool = True) -> str:
 
 
 def errno_of_status(text: str) -> int:
-    """Return the errno for the text of a RocksDB status. The bindings raise a bare Exception that has only the text."""
+    """Return the errno for the text of a RocksDB status, or of an error of the bindings' own files. The bindings raise
+    a bare Exception that has only the text."""
+    if (own := _ERROR_OF_RUST.search(text)) is not None:
+        return int(own[1])
     if text.startswith("IO error"):
         number = _ERRNO_OF_TEXT.get(text.rpartition(": ")[2])
         if number is not None:
@@ -222,4 +226,5 @@ def errno_of_status(text: str) -> int:
     return next((number for start, number in _STATUSES.items() if text.startswith(start)), errno.EIO)
 
 
+_ERROR_OF_RUST = re.compile(r"\(os error (\d+)\)$")
 _ERRNO_OF_TEXT = {os.strerror(number): number for number in sorted(errno.errorcode, reverse=True)}

@@ -77,6 +77,8 @@ def test_error_without_an_errno_is_not_retried() -> None:
         ("Resource busy: ", errno.EAGAIN),
         ("Invalid argument: /a: does not exist", errno.EINVAL),
         ("words that nobody knows", errno.EIO),
+        ("No space left on device (os error 28)", errno.ENOSPC),
+        ("File too large (os error 27)", errno.EFBIG),
     ],
 )
 def test_rocksdb_status_maps_to_the_errno_with_the_same_meaning(text: str, number: int) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+
 from kvstore.env.ports import Clock
-from kvstore.errors import MetadataUnavailable, NoSuchLedger
+from kvstore.errors import MetadataUnavailable, NoSuchLedger, UndecodableNode
 from kvstore.meta.auditor_votes import AuditorVotes
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.store import MetadataStore
 from kvstore.meta.underreplication import Underreplication
 from kvstore.types import BookieId, LedgerId
 from kvstore.wal.repair import bookies_of
+
+log = logging.getLogger(__name__)
 
 
 class AuditorRole:
@@ -38,12 +42,15 @@ class AuditorRole:
 
     async def mark(self, ledger: LedgerId, missing: list[BookieId], why: str) -> None:
         """Mark the ledger as under-replicated at the `missing` bookies. `why` is a key of `marked`. Does nothing if the
-        ledger was deleted or no longer names these bookies, because it may have changed since the caller read it."""
+        ledger was deleted or no longer names these bookies, because it may have changed since the caller read it. Logs
+        a mark that another user of the store has closed, because the other ledgers must still be marked."""
         try:
             metadata, _ = await self.ledgers.read_latest(ledger)
+            named = [bookie for bookie in missing if bookie in bookies_of(metadata)]
+            self.ensure_may_act()
+            if named and await self.marks.mark(ledger, named, self._clock.wall_ms(), rewrite=why == "entries"):
+                self.marked[why] += 1
         except NoSuchLedger:
             return
-        named = [bookie for bookie in missing if bookie in bookies_of(metadata)]
-        self.ensure_may_act()
-        if named and await self.marks.mark(ledger, named, self._clock.wall_ms(), rewrite=why == "entries"):
-            self.marked[why] += 1
+        except UndecodableNode as error:
+            log.warning("ledger not marked ledger=%d missing=%s error=%s", ledger, missing, error)

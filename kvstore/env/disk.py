@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from errno import EAGAIN
 from functools import partial
 from pathlib import Path
 
@@ -182,7 +183,10 @@ class DirectoryDisk:
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(done, error)
 
-        threading.Thread(target=probe, name="write probe", daemon=True).start()
+        try:
+            threading.Thread(target=probe, name="write probe", daemon=True).start()
+        except RuntimeError as error:
+            loop.call_soon(done, OSError(EAGAIN, f"a thread that tests the directory: {error}"))
 
     def real_path(self, path: str) -> str:
         """Return the path in the machine's file system; "" is the root. Raises ValueError for a path that is not

@@ -8,8 +8,9 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 
-from kvstore.errors import Corrupted, NoSuchNode, VersionConflict
+from kvstore.errors import Corrupted, NoSuchNode, UndecodableNode, VersionConflict
 from kvstore.meta import marks, paths
+from kvstore.meta.layout import get_unless_closed
 from kvstore.meta.store import MetadataStore, SessionState, Watch, ensure_path
 from kvstore.meta.update import until_known
 
@@ -90,8 +91,8 @@ class AuditorVotes:
 
     async def _is_own(self, name: str) -> bool:
         try:
-            _, stat = await self._store.get(paths.join(paths.AUDITOR_VOTES, name))
-        except NoSuchNode:
+            _, stat = await get_unless_closed(self._store, paths.join(paths.AUDITOR_VOTES, name))
+        except (NoSuchNode, UndecodableNode):
             return False
         return stat.owner == self._store.session
 
@@ -118,8 +119,8 @@ async def auditor_or_none(store: MetadataStore) -> str | None:
     for name in await votes_of(store):
         path = paths.join(paths.AUDITOR_VOTES, name)
         with suppress(NoSuchNode):
-            data, _ = await store.get(path)
             try:
+                data, _ = await get_unless_closed(store, path)
                 return marks.decode_vote(data, what=path)
             except Corrupted:
                 return name

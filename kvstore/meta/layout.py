@@ -7,9 +7,9 @@ import re
 from contextlib import suppress
 from typing import NamedTuple
 
-from kvstore.errors import ConfigError, MetadataLost, NodeExists, NoSuchNode
+from kvstore.errors import ConfigError, MetadataDenied, MetadataLost, NodeExists, NoSuchNode, UndecodableNode
 from kvstore.meta import marks, paths
-from kvstore.meta.store import Create, MetadataStore
+from kvstore.meta.store import Create, MetadataStore, Stat
 from kvstore.meta.update import until_known
 
 
@@ -40,6 +40,21 @@ def decode_layout(data: bytes) -> LedgerLayout:
     if not re.fullmatch(r"[0-9]{1,9}", version):
         raise ConfigError(f"{paths.LAYOUT}: expected a class and its version, separated by a colon, got {lines[1]!r}")
     return LedgerLayout(factory, int(version))
+
+
+# docs/protocol.md P34
+async def get_unless_closed(store: MetadataStore, path: str) -> tuple[bytes, Stat]:
+    """Return the data and the stat of a node. Raises NoSuchNode, and UndecodableNode if another user of the store has
+    created the node for itself only. If the store refuses our user everywhere, MetadataDenied is raised, and callers
+    must not skip one node after the other."""
+    try:
+        return await store.get(path)
+    except MetadataDenied as denied:
+        try:
+            await store.get(paths.LAYOUT)
+        except (MetadataDenied, NoSuchNode):
+            raise denied from None
+        raise UndecodableNode(f"{path} is closed to our user of the metadata store: {denied}") from None
 
 
 class LayoutStore:

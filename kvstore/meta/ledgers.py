@@ -10,7 +10,6 @@ from contextlib import suppress
 
 from kvstore.errors import (
     Corrupted,
-    MetadataDenied,
     MetadataError,
     NodeExists,
     NoSuchLedger,
@@ -19,6 +18,7 @@ from kvstore.errors import (
     UndecodableNode,
 )
 from kvstore.meta import ledger_metadata, paths
+from kvstore.meta.layout import get_unless_closed
 from kvstore.meta.store import MetadataStore, Watch, ensure_path
 from kvstore.meta.update import until_known, update
 from kvstore.types import BookieId, LedgerId, LedgerMetadata
@@ -73,28 +73,13 @@ class LedgerStore:
         Raises NoSuchLedger, UndecodableNode.
         """
         try:
-            data, stat = await self._store.get(paths.ledger(ledger))
+            data, stat = await get_unless_closed(self._store, paths.ledger(ledger))
         except NoSuchNode:
             raise NoSuchLedger(f"there is no ledger {ledger}") from None
-        except MetadataDenied as error:
-            raise await self._closed_or_all(ledger, error) from None
         try:
             return ledger_metadata.decode(ledger, data), stat.version
         except Corrupted as error:
             raise UndecodableNode(str(error)) from error
-
-    # docs/protocol.md P34
-    async def _closed_or_all(self, ledger: LedgerId, denied: MetadataDenied) -> MetadataDenied | UndecodableNode:
-        """Return the error to raise for a denied read.
-
-        If another user of the store has created the ledger for itself only, the error concerns this node. If the store
-        refuses the login, the error concerns all nodes, and callers must not skip ledgers one by one.
-        """
-        try:
-            await self._store.get(paths.LAYOUT)
-        except (MetadataDenied, NoSuchNode):
-            return denied
-        return UndecodableNode(f"ledger {ledger}: its metadata are closed to our user of the metadata store: {denied}")
 
     async def count_by_bookie(self) -> Counter[BookieId]:
         """Return the number of ledgers that name each bookie. Reads the metadata of every ledger; ledgers whose

@@ -96,6 +96,7 @@ class RecoverySettings:
 
     async def _put(self, path: str, data: bytes) -> None:
         """Write `data` to the node, whatever its version: the last write wins."""
+        await self._store.sync(path)  # data that are only cached, and were changed, must not count as written
         await until_known(lambda: self._put_once(path, data))
 
     async def _put_once(self, path: str, data: bytes) -> None:

@@ -12,6 +12,7 @@ from kvstore.env.ports import Nursery
 from kvstore.errors import Corrupted, MetadataError, NodeExists, NoSuchNode
 from kvstore.meta import paths
 from kvstore.meta.ephemeral import RETRY_S, KeptEphemeral
+from kvstore.meta.layout import get_unless_closed
 from kvstore.meta.service_info import check_bookie_id, decode_service_info, decode_zone, encode_service_info
 from kvstore.meta.store import MetadataStore, Watch
 from kvstore.types import BookieId
@@ -170,7 +171,7 @@ class RegistrationClient:
         """Return the address and the zone of a bookie, or None if the bookie has gone meanwhile or has no address
         that this build understands."""
         with suppress(NoSuchNode, Corrupted):
-            data, _ = await self._store.get(path)
+            data, _ = await get_unless_closed(self._store, path)
             bookie = BookieId(path.rpartition("/")[2])
             address = decode_service_info(bookie, data)
             return None if address is None else (address, decode_zone(bookie, data))

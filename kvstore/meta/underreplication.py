@@ -18,6 +18,7 @@ from kvstore.errors import (
     VersionConflict,
 )
 from kvstore.meta import marks, paths
+from kvstore.meta.layout import get_unless_closed
 from kvstore.meta.marks import LedgerMark
 from kvstore.meta.store import MetadataStore, SessionState, Watch, ensure_path
 from kvstore.meta.update import until_known
@@ -92,7 +93,8 @@ class Underreplication:
 
         With `rewrite`, write the mark even if it already names all of these bookies, because new damage was found. Then
         a worker that is repairing the ledger, and may have passed the damaged entries, does not remove the mark. Raises
-        VersionConflict if other writers were first at every attempt.
+        VersionConflict if other writers were first at every attempt, UndecodableNode if another user has closed the
+        mark to ours.
         """
         wanted = sorted(set(missing))
         await self._store.sync(paths.MARKS)  # a mark that is only cached, and was removed, must not count
@@ -102,7 +104,7 @@ class Underreplication:
         path = paths.mark(ledger)
         for _ in range(_ATTEMPTS_MAX):
             try:
-                data, stat = await self._store.get(path)
+                data, stat = await get_unless_closed(self._store, path)
                 found = marks.decode_mark(ledger, data, stat)
                 more = [each for each in wanted if each not in found.replicas]
                 if not more and found.replicas and not rewrite:

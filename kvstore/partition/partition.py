@@ -363,7 +363,7 @@ class Partition:
         except OSError as error:
             if not is_passing(error):
                 raise
-            return Unavailable(f"partition {self.id}: this replica cannot read its engine now: {error}")
+            return _cannot_read(self.id, error)
 
     async def _catch_up_at_start(self) -> None:
         """Wait until this replica has applied what the other replicas had when it started (docs/protocol.md P27). If no
@@ -385,6 +385,14 @@ class Partition:
         return [replica.seq for server, replica in published.items() if server != self._server]
 
     async def _answer_peer(self, server: ServerId, method: str, body: bytes) -> bytes:
+        try:
+            return await self._answer_method(server, method, body)
+        except OSError as error:  # any other exception closes the link between the two servers
+            if not is_passing(error):
+                raise
+            raise _cannot_read(self.id, error) from error
+
+    async def _answer_method(self, server: ServerId, method: str, body: bytes) -> bytes:
         self._tail.catch_up()
         if method == CHECKS:
             return self._trials.answer(server, body)
@@ -425,6 +433,10 @@ class Partition:
                 if not isinstance(failure, ClusterTooNew):
                     failure = error
         raise failure
+
+
+def _cannot_read(partition: PartitionId, error: OSError) -> Unavailable:
+    return Unavailable(f"partition {partition}: this replica cannot read its engine now: {error}")
 
 
 def _is_ahead_of_ring(rings: Rings, state: ReplicaState) -> bool:

@@ -123,7 +123,10 @@ class Engines:
         """Delete trees in a background thread: a large state takes seconds, and leases must be renewed meanwhile."""
         if paths:
             real = [self._disk.real_path(path) for path in paths]
-            Thread(target=_delete_trees, args=(real,), name="delete states", daemon=True).start()
+            try:
+                Thread(target=_delete_trees, args=(real,), name="delete states", daemon=True).start()
+            except RuntimeError as error:
+                log.warning("removed states stay on the disk until the next start: %s", error)
 
     def _open(self, partition: PartitionId) -> Engine:
         path = _state(partition)

@@ -159,8 +159,11 @@ class _Child:
 
     async def _run_once(self, stop: asyncio.Event) -> str:
         """Run the process until it ends. Return how it ended."""
-        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.has_reported = False
+        try:
+            mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            return f"cannot be started: {error}"
         loop = asyncio.get_running_loop()
         try:
             with theirs, _file_of(self._config) as file:

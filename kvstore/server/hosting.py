@@ -305,6 +305,9 @@ class Hosting:
             log.error("partition=%s its replica here is blocked: %s", partition, error)
             self._blocked[partition] = error
             return
+        except OSError:
+            engine.close()  # otherwise the next attempt finds its files in use
+            raise
         replica.on_outvoted(partial(self._rebuild, partition))
         self._hosted[partition] = replica
         self._dispatcher.host(partition, replica)

@@ -43,22 +43,25 @@ class WriteProbe:
         self._began: dict[str, float] = {}
         """Start times of the probes in progress, by directory."""
         self._known_at: float | None = None
-        self._checking: asyncio.Future[str] | None = None
+        self._checking: asyncio.Future[str | None] | None = None
+        """The result of the probe in progress; None if its caller was cancelled."""
 
     async def check(self) -> str:
         """Probe the directories and return why this node cannot write, or an empty string if it can. Takes up to
         PATIENCE_S seconds. Concurrent callers share one probe, and a result is reused for FRESH_S seconds."""
-        if self._checking is not None:
-            return await shielded(self._checking)
+        while self._checking is not None:
+            if (shared := await shielded(self._checking)) is not None:
+                return shared
         if self._known_at is not None and self._now() - self._known_at < FRESH_S:
             return self.trouble
-        self._checking = found = asyncio.get_running_loop().create_future()
+        self._checking = checking = asyncio.get_running_loop().create_future()
+        found: str | None = None
         try:
-            self.trouble = await self._check()
+            self.trouble = found = await self._check()
             self._known_at = self._now()
         finally:
             self._checking = None
-            found.set_result(self.trouble)
+            checking.set_result(found)
         return self.trouble
 
     async def run(self) -> None:

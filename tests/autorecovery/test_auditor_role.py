@@ -12,9 +12,9 @@ from kvstore.env.clock import SystemClock
 from kvstore.errors import MetadataDenied, MetadataUnavailable
 from kvstore.meta import paths
 from kvstore.meta.layout import LayoutStore
-from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import Stat
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Quorum
+from tests.meta.drivers import ClosedStore
 
 B1, B2, B9 = BookieId("b1-1"), BookieId("b2-1"), BookieId("b9-1")
 SEVEN = LedgerId(7)
@@ -24,16 +24,12 @@ def ledger(number: int) -> LedgerMetadata:
     return LedgerMetadata(LedgerId(number), Quorum(2, 2, 2), (Fragment(EntryId(0), (B1, B2)),), token=1)
 
 
-class LosingStore(MemoryStore):
+class LosingStore(ClosedStore):
     """Ends its session when a ledger is read, once that is requested."""
 
     is_to_end = False
-    closed = frozenset[str]()
-    """Nodes that only another user may read."""
 
     async def get(self, path: str) -> tuple[bytes, Stat]:
-        if path in self.closed:
-            raise MetadataDenied(f"{path}: not authenticated")
         found = await super().get(path)
         if self.is_to_end and paths.ledger_of(path) is not None:
             self.expire()
@@ -122,3 +118,16 @@ async def test_traversal_skips_a_ledger_closed_to_our_user_unless_all_are(
         async for metadata in every_ledger(role.ledgers, role.ensure_may_act):
             seen.append(metadata.ledger)
     assert seen == ([7] if all_are else [7, 9])
+
+
+# docs/protocol.md P34
+@pytest.mark.parametrize("all_are", [False, True])
+async def test_mark_closed_to_our_user_is_skipped_unless_all_nodes_are(
+    role: AuditorRole, store: LosingStore, *, all_are: bool
+) -> None:
+    """Otherwise the audit would begin again at each attempt, and never mark the ledgers after it."""
+    await role.mark(SEVEN, [B1], "lost")
+    store.closed = frozenset({paths.mark(SEVEN), *([paths.LAYOUT] if all_are else [])})
+    with pytest.raises(MetadataDenied) if all_are else nullcontext():
+        await role.mark(SEVEN, [B2], "lost")
+    assert role.marked["lost"] == 1

@@ -8,7 +8,7 @@ from contextlib import suppress
 from random import Random
 from typing import Any, Protocol, TypeVar
 
-from kvstore.errors import MetadataError, MetadataUnknown, NoSuchNode
+from kvstore.errors import MetadataDenied, MetadataError, MetadataUnknown, NoSuchNode
 from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.meta.store import Change, MetadataStore, SessionState, Stat
@@ -208,6 +208,18 @@ class FaultyStore(MemoryStore):
                 await call
         call.close()
         raise MetadataUnknown(method)
+
+
+class ClosedStore(MemoryStore):
+    """The session of a user to whom another user has closed some nodes."""
+
+    closed = frozenset[str]()
+    """Nodes that only another user may read."""
+
+    async def get(self, path: str) -> tuple[bytes, Stat]:
+        if path in self.closed:
+            raise MetadataDenied(f"{path}: not authenticated")
+        return await super().get(path)
 
 
 class LaggingStore(MemoryStore):

@@ -10,11 +10,12 @@ from kvstore.errors import ConfigError, MetadataUnavailable, UndecodableNode
 from kvstore.meta import marks, paths
 from kvstore.meta.auditor_votes import AuditorVotes, auditor_or_none
 from kvstore.meta.layout import LayoutStore
+from kvstore.meta.memory import MemoryStore
 from kvstore.meta.recovery_settings import CheckKind, RecoverySettings
 from kvstore.meta.store import MetadataStore, Stat
 from kvstore.meta.underreplication import Underreplication
 from kvstore.types import BookieId, LedgerId
-from tests.meta.drivers import Driver, FaultyStore, Hint
+from tests.meta.drivers import ClosedStore, Driver, FaultyStore, Hint, LaggingStore
 
 B1, B2, B3 = BookieId("b1-1"), BookieId("b2-1"), BookieId("b3-1")
 SEVEN = LedgerId(7)
@@ -226,6 +227,21 @@ async def test_first_candidate_is_the_auditor_until_its_session_ends(
     assert await first.stand()
 
 
+# docs/protocol.md P34
+async def test_vote_of_another_user_keeps_no_candidate_from_voting() -> None:
+    store = ClosedStore()
+    await LayoutStore(store).ensure("id")
+    other = MemoryStore(store.tree)
+    assert await AuditorVotes(other, "n1").stand()
+    (vote,) = await store.children(paths.AUDITOR_VOTES)
+    store.closed = frozenset({paths.join(paths.AUDITOR_VOTES, vote)})
+    votes = AuditorVotes(store, "n2")
+    assert not await votes.stand()
+    assert await auditor_or_none(store) == vote, "its name is unknown"
+    other.expire()
+    assert await votes.stand()
+
+
 # docs/protocol.md A4
 async def test_nobody_is_auditor_without_a_connection() -> None:
     store = FaultyStore()
@@ -295,3 +311,19 @@ async def test_lock_whose_mark_cannot_be_read_is_released() -> None:
     with pytest.raises(MetadataUnavailable):
         await repair.lock(SEVEN, "n1")
     assert await store.children(paths.MARK_LOCKS) == []
+
+
+async def test_setting_is_written_if_only_a_lagging_server_shows_it() -> None:
+    store = LaggingStore()
+    await LayoutStore(store).ensure("id")
+    mine, theirs = RecoverySettings(store), RecoverySettings(MemoryStore(store.tree))
+    await mine.disable()
+    await mine.set_lost_bookie_delay_s(60)
+    store.lag()
+    await theirs.enable()
+    await mine.disable()
+    assert not await theirs.is_enabled()
+    store.lag()
+    await theirs.set_lost_bookie_delay_s(5)
+    await mine.set_lost_bookie_delay_s(60)
+    assert await theirs.lost_bookie_delay_s() == 60

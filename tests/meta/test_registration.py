@@ -5,12 +5,13 @@ import pytest
 from kvstore.errors import MetadataDenied, MetadataError, MetadataUnavailable, MetadataUnknown, NodeExists
 from kvstore.meta import paths, registration
 from kvstore.meta.bookies import BookieView
+from kvstore.meta.layout import LayoutStore
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.registration import BookieRegistration, RegisteredBookies, RegistrationClient
 from kvstore.meta.service_info import encode_service_info
 from kvstore.meta.store import ensure_path
 from kvstore.types import BookieId
-from tests.meta.drivers import FaultyStore, Hint, TestNursery, let_run
+from tests.meta.drivers import ClosedStore, FaultyStore, Hint, TestNursery, let_run
 
 B1, B2 = BookieId("b1-1"), BookieId("b2-1")
 A1, A2 = "127.0.0.1:3181", "127.0.0.1:3182"
@@ -171,6 +172,17 @@ async def test_view_stays_unchanged_while_the_store_is_away(
     with pytest.raises(MetadataUnavailable):
         await view.refresh()
     assert view.current.writable == {B1: A1}
+
+
+# docs/protocol.md P34
+async def test_bookie_registered_for_another_user_only_hides_no_other(nursery: TestNursery) -> None:
+    store = ClosedStore()
+    await LayoutStore(store).initialise("id")
+    for bookie, address in ((B1, A1), (B2, A2)):
+        await BookieRegistration(MemoryStore(store.tree), bookie, address).start(nursery)
+    store.closed = frozenset({paths.available(B1)})
+    assert await RegistrationClient(store).bookies() == RegisteredBookies(writable={B2: A2}, readonly={})
+    assert await RegistrationClient(store).names() == {B1, B2}, "it is not lost"
 
 
 @pytest.mark.parametrize("error", [MetadataDenied, MetadataUnknown, MetadataError])

@@ -211,6 +211,25 @@ async def test_retired_state_is_removed_at_its_age(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "partitions") == ["p2"]
 
 
+async def test_removed_state_stays_until_the_next_start_without_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path)
+    await node.write()
+    node.engines.retire(P1)
+
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        node.engines.age_retired(60, 60.0)
+    assert os.listdir(node.home.parent) == ["p1.removed-1"]
+    Node(tmp_path)
+    deleted()
+    assert os.listdir(node.home.parent) == []
+
+
 def test_large_state_is_deleted_in_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Meanwhile the next engine of the same partition is retired."""
     node, release = Node(tmp_path), Event()

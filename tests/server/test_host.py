@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
 import signal
@@ -135,6 +136,17 @@ class Signalled:
 
     def send_signal(self, which: int) -> None:
         self.signals.append(which)
+
+
+async def test_process_without_descriptors_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error would end the supervisor, and the other processes with it."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))
+
+    monkeypatch.setattr(socket, "socketpair", refuse)
+    child = module._Child(cast("Any", SimpleNamespace(id="n1")))
+    assert "cannot be started" in await child._run_once(asyncio.Event())
 
 
 async def test_silence_during_a_pause_of_the_machine_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +14,7 @@ from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.state import rows
+from kvstore.partition.state.engine_rocks import RocksEngine
 from kvstore.partition.state.state import ReplicaState
 from kvstore.ring import codec
 from kvstore.server import hosting as module
@@ -79,6 +82,32 @@ async def test_replica_written_by_newer_release_is_blocked_alone() -> None:
         "install a later release of kvstore"
     )
     assert not engines[P1]._open, "its files are let go"
+
+
+async def test_replica_starts_later_when_its_state_could_not_be_loaded(tmp_path: Path) -> None:
+    """The first engine was left open: each later attempt found its files in use by this process."""
+    hosting: Any = object.__new__(Hosting)
+    hosting._hosted, hosting._blocked, hosting._changed = {}, {}, asyncio.Event()
+    hosting._engines = SimpleNamespace(open=lambda _: RocksEngine(str(tmp_path)))
+    hosting._rebuild, hosting._dispatcher = print, SimpleNamespace(host=lambda *_: None)
+    failures = [OSError(errno.ENOMEM, "the kernel has no free memory")]
+    opened: list[RocksEngine] = []
+
+    def made(_: PartitionId, engine: RocksEngine) -> Any:
+        opened.append(engine)  # as the memory budget does
+        if failures:
+            raise failures.pop()
+
+        async def start() -> None:
+            """Start to serve."""
+
+        return SimpleNamespace(start=start, on_outvoted=lambda _: None)
+
+    hosting._made = made
+    for _ in range(2):
+        await hosting._begin_or_retry(P1)
+    assert list(hosting._hosted) == [P1]
+    opened[-1].close()
 
 
 # docs/protocol.md P23

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -121,3 +122,35 @@ async def test_candidates_share_one_probe(tmp_path: Path) -> None:
     probe = probe_of(disk)
     assert set(await asyncio.gather(*(probe.check() for _ in range(100)))) == {""}
     assert begun == 1
+
+
+# docs/protocol.md P41
+async def test_candidate_probes_itself_if_the_first_one_was_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its replica may leave the server during the probe."""
+    monkeypatch.setattr(write_probe, "PATIENCE_S", 0.05)
+    disk = Failing(tmp_path)
+    disk.failing = {"": None}
+    probe = probe_of(disk)
+    first, *others = (asyncio.ensure_future(probe.check()) for _ in range(3))
+    await asyncio.sleep(0)
+    first.cancel()
+    for each in others:
+        assert "has not answered" in await each
+
+
+# docs/protocol.md B39
+async def test_probe_without_a_thread_fails_and_the_next_one_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node's other processes may have used up the machine's threads. The node must not end, nor stop probing."""
+    probe = probe_of(DirectoryDisk(tmp_path))
+
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        assert await anew(probe) == "a thread that tests the directory: can't start new thread"
+    assert await anew(probe) == ""

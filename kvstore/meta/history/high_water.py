@@ -17,8 +17,9 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from kvstore.env.ports import Disk
-from kvstore.errors import NoSuchNode, VersionConflict
+from kvstore.errors import MetadataDenied, NoSuchNode, UndecodableNode, VersionConflict
 from kvstore.meta import paths
+from kvstore.meta.layout import get_unless_closed
 from kvstore.meta.store import MetadataStore, ensure_path
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,8 @@ RINGS_MAX = 10_000
 GONE = b"gone"
 """Value that replaces the count of a node that has left. Like every value that is not a number, it proves nothing,
 so the node may come back. If the mark were deleted, its node would take the store for an older copy."""
+NO_VERSION = 2**31 - 1
+"""Version of a mark that another user of the store has closed to ours. No node has it."""
 BARRIER = "/barrier"
 """Path of a node that no process ever creates."""
 
@@ -141,7 +144,7 @@ class HighWater:
         self._unanswered = {node: self._unanswered.get(node, 0) + 1 for node in still}
         for node in [node for node, rings in self._unanswered.items() if rings >= RINGS_MAX]:
             log.warning("node=%s has not raised its high-water mark for %d rings: it has left", node, RINGS_MAX)
-            with suppress(VersionConflict, NoSuchNode):
+            with suppress(VersionConflict, NoSuchNode, MetadataDenied):
                 await self._store.set(paths.high_water(node), GONE, marks[node].version)
 
     async def _members(self) -> dict[str, int]:
@@ -155,7 +158,11 @@ class HighWater:
         for node in await self._store.children(paths.HIGH_WATER):
             if len(found) == count:
                 break
-            data, stat = await self._store.get(paths.high_water(node))
+            try:
+                data, stat = await get_unless_closed(self._store, paths.high_water(node))
+            except UndecodableNode:
+                found[node] = _Mark(0, NO_VERSION)  # it is a node, and confirms nothing that can be read
+                continue
             if data != GONE:
                 found[node] = _Mark(_number(data, node) or 0, stat.version)
         return found

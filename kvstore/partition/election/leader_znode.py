@@ -21,6 +21,7 @@ from kvstore.errors import (
 )
 from kvstore.meta import codec, paths
 from kvstore.meta.ephemeral import KeptEphemeral
+from kvstore.meta.layout import get_unless_closed
 from kvstore.meta.store import Change, Check, Create, Delete, MetadataStore, SetData, Watch, ensure_path
 from kvstore.partition.election.jury import Trusted
 from kvstore.partition.election.ranking import LeaderRecord, Published
@@ -128,9 +129,9 @@ class Claims:
 
     async def published_by(self, server: ServerId) -> Published | None:
         """Return the replica's published progress. Returns None if the replica is not up, or publishes in a format that
-        this release cannot rank."""
+        this release cannot rank, or for another user of the metadata store."""
         try:
-            data, _ = await self._store.get(f"{self._replicas}/{server}")
+            data, _ = await get_unless_closed(self._store, f"{self._replicas}/{server}")
             return Published.decode(data)
         except (NoSuchNode, UndecodableNode):
             return None

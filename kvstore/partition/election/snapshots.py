@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 
 import orjson
 
@@ -133,11 +134,16 @@ async def install(peers: Peers, partition: PartitionId, source: ServerId, state:
     number = str(begun["export"]).encode()
     origins = frozenset(map(ServerId, begun.get("origins", ()))) | {source}
     incoming = StateImport(state, origins)
-    while chunk := await peers.call(source, partition, NEXT, number, CALL_S):
-        last = incoming.add(chunk)
-        await asyncio.sleep(0)
-        await wait_caught_up(state.engine)
-        if last:
-            log.info("partition=%s installed the state of %s at seq=%d", partition, source, state.seq)
-            return
+    try:
+        while chunk := await peers.call(source, partition, NEXT, number, CALL_S):
+            last = incoming.add(chunk)
+            await asyncio.sleep(0)
+            await wait_caught_up(state.engine)
+            if last:
+                log.info("partition=%s installed the state of %s at seq=%d", partition, source, state.seq)
+                return
+    finally:
+        if state.position is None:
+            with suppress(OSError):  # the engine has stopped, and the state is loaded when it resumes
+                state.load()  # removes the rows that have come: the log may still be there from its beginning
     raise Corrupted(f"partition {partition}: expected a last chunk in the export of {source}, got none")

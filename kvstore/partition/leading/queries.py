@@ -7,6 +7,7 @@ clock is behind would return it again. Such keys are returned as Expired, and th
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 
 from kvstore.errors import InvalidRequest, NotLeader
@@ -114,7 +115,8 @@ def _scan_tokens(state: ReplicaState, token: int, limit: int, flags: int, now_ms
     expired: list[bytes] = []
     size, last, visited, read = 0, -1, 0, 0
     unread, record_time_ms = STEP_BYTES, state.record_time_ms
-    for row_key, row in _rows_of(state, token, readable):
+    rows_left = _ReadableRows(state, token, readable)
+    for row_key, row in rows_left:
         here = token_of_data(row_key)
         if here != last:
             is_full = len(items) >= limit or size >= PAGE_BYTES_MAX
@@ -129,16 +131,31 @@ def _scan_tokens(state: ReplicaState, token: int, limit: int, flags: int, now_ms
             break
         if visited % ROWS_PER_STEP == 0 or unread <= 0:
             unread = STEP_BYTES
+            rows_left.hold()
             yield
     return Expired(expired) if expired else ScanPage(items, None)
 
 
-def _rows_of(state: ReplicaState, token: int, readable: Tokens) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the readable records from `token` on. Other records are skipped without being read, because a move leaves
-    millions of them."""
-    for first, last in readable.spans:
-        if token <= last:
-            yield from state.engine.iterate(token_bound(max(token, first)), token_bound(last + 1))
+class _ReadableRows:
+    """The readable records from a token on, in the order of tokens. Other records are skipped without being read,
+    because a move leaves millions of them."""
+
+    def __init__(self, state: ReplicaState, token: int, readable: Tokens) -> None:
+        spans = ((max(token, first), last) for first, last in readable.spans if token <= last)
+        self._engine = state.engine
+        self._left = deque((token_bound(first), token_bound(last + 1)) for first, last in spans)
+        """Bounds of the ranges that have no iterator yet."""
+        self._held: deque[Iterator[tuple[bytes, bytes]]] = deque()
+
+    def __iter__(self) -> Iterator[tuple[bytes, bytes]]:
+        while self._held or self._left:
+            yield from self._held.popleft() if self._held else self._engine.iterate(*self._left.popleft())
+
+    def hold(self) -> None:
+        """Keep the records that are left as they are now, because other work comes before they are read. Otherwise a
+        page would show only some writes of a batch, or miss keys of a range that was moved and dropped meanwhile."""
+        while self._left:
+            self._held.append(self._engine.iterate(*self._left.popleft()))
 
 
 def overdue(

@@ -63,7 +63,8 @@ class SourceFollower:
 
     async def read_on(self, found: ImportedRange) -> bool:
         """Read the source's log once, and log the changes to the range. Returns True if the target is close behind the
-        source: the read returned little, or as little as possible. Raises NoSuchLedger if the log has been trimmed."""
+        source: the read returned little, or as little as possible. Raises NoSuchLedger if the log has been trimmed,
+        NoSuchEntry if the next entry is marked as lost."""
         if self._reader is None:
             self._reader = self._logs.reader(found.source, found.tail)
             self.read_to = found.tail

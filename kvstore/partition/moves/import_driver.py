@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn, assert_never
 import msgspec
 
 from kvstore.env import Env
-from kvstore.errors import NoSuchLedger, NotLeader, StoreError, Unavailable
+from kvstore.errors import NoSuchEntry, NoSuchLedger, NotLeader, StoreError, Unavailable
 from kvstore.partition.leading.leader import Leader
 from kvstore.partition.moves import import_steps, pages, source
 from kvstore.partition.moves.catch_up import SourceFollower
@@ -288,7 +288,7 @@ class ImportDriver:
             freeze = msgspec.msgpack.decode(await self._call(move, source.FREEZE), type=Position)
             self._m.reached("after freeze", self.move)
             await self._following.read_up_to(freeze, self._import())
-        except NoSuchLedger:
+        except (NoSuchLedger, NoSuchEntry):  # trimmed, or marked as lost (docs/protocol.md A14)
             await self._start_over()
         self._lead()
         await leader.append_record(ImportEnd(self.move, freeze, digest.count, digest.hash))

@@ -123,6 +123,8 @@ class RocksEngine:
         self._db.set_write_options(write_options)
 
     def _failed(self, error: Exception) -> OSError:
+        if self.stopped is not None and isinstance(error, DbClosedError):
+            return self.stopped  # the engine could not be opened again, for this reason
         text, number = f"engine {self._path}: {error}", errno_of_status(str(error))
         if number != CORRUPTION:
             return OSError(number, text)
@@ -202,7 +204,7 @@ class RocksEngine:
     def iterate(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         options = ReadOptions()
         options.set_iterate_upper_bound(end)
-        iterator = self._db.iter(options)
+        iterator = self._iterator(options)
         iterator.seek(begin)
         return self._rows(iterator, iterator.next, (options, end))
 
@@ -210,9 +212,15 @@ class RocksEngine:
         # Do not set a lower bound: rocksdict 0.3.29 would set the upper bound instead.
         options = ReadOptions()
         options.set_iterate_upper_bound(end)
-        iterator = self._db.iter(options)
+        iterator = self._iterator(options)
         iterator.seek_to_last()
         return takewhile(lambda row: row[0] >= begin, self._rows(iterator, iterator.prev, (options, end)))
+
+    def _iterator(self, options: ReadOptions) -> Any:
+        try:
+            return self._db.iter(options)
+        except Exception as error:
+            raise self._failed(error) from error
 
     def _rows(self, iterator: Any, step: Callable[[], None], held: object) -> Iterator[tuple[bytes, bytes]]:
         """Yield rows. RocksDB's own `items` ends at a damaged block as if there were no more rows. `held` keeps the
@@ -288,11 +296,13 @@ class RocksEngine:
     def clear(self) -> None:
         self._end_flushes()
         self._close_views()
-        self._db.close()
+        with contextlib.suppress(Exception):  # the rows that it cannot flush are about to be removed
+            self._db.close()
         try:
             Rdict.destroy(self._path, self._options)
         except Exception as error:
-            raise self._failed(error) from error
+            failure = self.stopped = self._failed(error)  # closed: it serves no rows until it is opened again
+            raise failure from error
         self._open()
 
     def _end_flushes(self) -> None:

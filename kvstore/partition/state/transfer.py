@@ -157,6 +157,9 @@ class StateImport:
         self._is_begun = True
 
     def _empty(self) -> None:
+        self._state.durable_seq = Seq(
+            0
+        )  # first: if the engine fails here, the disk may have lost any part of the state
         self._engine.clear()
         self._state.load()
 

@@ -9,6 +9,7 @@ import logging
 
 from kvstore.errors import NoSuchNode, UndecodableNode
 from kvstore.meta import paths
+from kvstore.meta.layout import get_unless_closed
 from kvstore.meta.store import MetadataStore
 from kvstore.partition.election.ranking import LeaderRecord
 from kvstore.ring import codec
@@ -48,12 +49,11 @@ class ClusterReader:
         """Return the leader of a partition and its epoch, or None if there is no leader."""
         path = paths.partition_leader(partition)
         try:
-            data, _ = await self._store.get(path)
+            data, _ = await get_unless_closed(self._store, path)
+            record = LeaderRecord.decode(data)
         except NoSuchNode:
             self.undecodable.discard(path)
             return None
-        try:
-            record = LeaderRecord.decode(data)
         except UndecodableNode as error:
             self.pass_over(path, error)
             return known.leaders.get(partition) if known is not None else None
@@ -71,7 +71,7 @@ class ClusterReader:
         for name in names:
             server = ServerId(name)
             try:
-                data, _ = await self._store.get(paths.server(server))
+                data, _ = await get_unless_closed(self._store, paths.server(server))
                 found[server] = Member.decode(data)
                 self.undecodable.discard(paths.server(server))
             except NoSuchNode:

@@ -168,6 +168,7 @@ async def _change_ring(
             begun_with, known = known, None
             return begun_with
         is_read = True
+        await store.sync(paths.RING)  # a step that an older ring shows as done may have been undone since
         found, stat = await store.get(paths.RING)
         return codec.decode(found), stat.version
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
-from kvstore.env import Env
+from kvstore.env import Clock, Env
 from kvstore.errors import (
     InvalidRequest,
     MetadataError,
@@ -145,9 +145,8 @@ class PinKeeper:
     async def _renew_in(self, partition: PartitionId, asked: PinRequest) -> bytes:
         if not self._source.topology.ring.has_left(partition):
             return await self._ask_leader(partition, pinning.RENEW, pinning.encode_request(asked))
-        deadline_ms = (
-            self._env.clock.date_ms() + asked.ttl_ms
-        )  # there is no leader; replicas that keep the view follow the pin of the log
+        deadline_ms = deadline_of(self._env.clock, asked.ttl_ms)
+        # there is no leader; replicas that keep the view follow the pin of the log
         if not await self._pins.extend(partition, asked.pin, deadline_ms):
             raise NoSuchPin(f"partition {partition}, which has left the ring: no pin {asked.pin!r}")
         return pinning.encode(deadline_ms)
@@ -323,6 +322,15 @@ class PinKeeper:
             for server in _best_first(topology, partition):
                 message.replicas.add(server=server, grpc=topology.servers[server].grpc)
         return response
+
+
+# docs/protocol.md P31
+def deadline_of(clock: Clock, ttl_ms: int) -> int:
+    """Return the deadline of a hold that is set without a leader. Raises Unavailable if this server could not lead by
+    its date: others would remove the hold by their dates, perhaps at once."""
+    if not clock.may_lead():
+        raise Unavailable("this server is not sure of its date, by which the hold would end; ask another server")
+    return clock.date_ms() + ttl_ms
 
 
 def _best_first(topology: ClusterTopology, partition: PartitionId) -> list[ServerId]:

@@ -32,6 +32,7 @@ from kvstore.rpc.callers import owner_of
 from kvstore.rpc.calls import Few, check_cluster
 from kvstore.server.feed.feeds import Feeds
 from kvstore.server.feed.pages import FeedPage, PageBounds, interest_in
+from kvstore.server.feed.pins import deadline_of
 from kvstore.server.feed.tail import FeedCursor
 from kvstore.server.routing.backend import Backend
 from kvstore.types import LedgerId, PartitionId
@@ -249,7 +250,8 @@ class FeedService(feed_pb2_grpc.FeedServicer):
                 "expected a name of 1 to 64 letters, digits, '-', '_' or '.', and a TTL of at most a week"
             )
         await self._check_cluster(request.cluster)
-        deadline_ms = self._env.clock.date_ms() + request.ttl_ms
+        clock = self._env.clock
+        deadline_ms = deadline_of(clock, request.ttl_ms) if request.ttl_ms else clock.date_ms()
         ring = await self._feeds.newest_ring()
         _check_partitions(request.positions, ring)
         left = await self._feeds.left(ring)

@@ -14,9 +14,11 @@ from kvstore.env.disk import DirectoryDisk
 from kvstore.meta import paths
 from kvstore.meta.history import high_water
 from kvstore.meta.history.high_water import DIGITS_MAX, FILE, GONE, HighWater, _line, _read, _write
+from kvstore.meta.layout import LayoutStore
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import Delete, SetData
 from kvstore.os_errors import SyncFailed
+from tests.meta.drivers import ClosedStore
 from tests.meta.history.interleaved import Interleaved, count_of
 
 CLUSTER = "7c2d2a3e-0000-4000-8000-000000000001"
@@ -40,6 +42,22 @@ async def test_high_water_of_two_processes_of_a_node_never_falls(store: MemorySt
         await each.confirm()
         assert await each.why_older() == ""
     assert (first.confirmed, second.confirmed) == (4, 3)
+
+
+# docs/protocol.md P34
+async def test_mark_closed_to_our_user_leaves_a_majority_to_confirm(tmp_path: Path) -> None:
+    store = ClosedStore()
+    await LayoutStore(store).initialise(CLUSTER)
+    marks = {node: mark_of(store, tmp_path, node) for node in ("a", "b", "c")}
+    for each in marks.values():
+        await each.raise_it(rings=False)
+    store.closed = frozenset({paths.high_water("c")})
+    await marks["a"].raise_it(rings=True)
+    await marks["a"].confirm()
+    assert marks["a"].confirmed == 0, "one of three"
+    await marks["b"].raise_it(rings=False)
+    await marks["a"].confirm()
+    assert marks["a"].confirmed == 2
 
 
 # docs/protocol.md B29

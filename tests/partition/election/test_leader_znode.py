@@ -4,12 +4,13 @@ import pytest
 
 from kvstore.errors import MetadataUnavailable, MetadataUnknown
 from kvstore.meta import paths
+from kvstore.meta.layout import LayoutStore
 from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.meta.store import Create
 from kvstore.partition.election.leader_znode import Claims
 from kvstore.partition.election.ranking import LeaderRecord, Published
 from kvstore.types import PartitionId, Seq, ServerId
-from tests.meta.drivers import LaggingStore
+from tests.meta.drivers import ClosedStore, LaggingStore
 
 P = PartitionId("p1")
 A, B = ServerId("a"), ServerId("b")
@@ -145,6 +146,19 @@ async def test_published_progress_is_readable_and_ends_with_the_replica(tree: Me
     store.expire()
     assert await b.published() == {}
     assert await b.published_by(A) is None
+
+
+# docs/protocol.md P34
+async def test_publication_for_another_user_only_hides_no_other() -> None:
+    """Otherwise no replica of the partition could rank itself and run for election."""
+    store = ClosedStore()
+    await LayoutStore(store).initialise("id")
+    b = Claims(store, P, B)
+    await b.prepare()
+    for server in (A, B):
+        await Claims(MemoryStore(store.tree), P, server).publish(Published(Seq(7), Seq(5), 1, "one"))
+    store.closed = frozenset({paths.partition_replica(P, A)})
+    assert await b.published() == {B: Published(Seq(7), Seq(5), 1, "one")}
 
 
 async def test_restarted_replica_replaces_its_former_publication(tree: MemoryTree) -> None:

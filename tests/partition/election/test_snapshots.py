@@ -16,7 +16,7 @@ from kvstore.partition.state.rows import ALL_DATA
 from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.transfer import StateImport
 from kvstore.types import PartitionId, Seq, ServerId
-from tests.partition.effects import P1, Writer, state_over
+from tests.partition.effects import P1, Writer, all_records, check_indexes, state_over
 from tests.partition.state.engine_memory import MemoryEngine
 from tests.waiting import wait_until
 
@@ -174,6 +174,20 @@ async def test_interrupted_install_leaves_an_empty_state(source: ReplicaState) -
         await install(peers, P1, A, target)
     target.load()
     assert (target.position, target.seq, target.get(b"k1")) == (None, 0, None)
+
+
+async def test_log_read_from_its_start_meets_no_rows_of_interrupted_install(writer: Writer) -> None:
+    """The log may begin where it always did: the replica wanted another's state because of a lost entry behind that."""
+    source, target = empty(), with_something_old()
+    for number in range(50):
+        source.apply(writer.put(**{f"k{number}": "v"}))
+    peers = OneReplica(Exports(source, StillClock()))
+    peers.break_at = 3
+    with pytest.raises(Unavailable):
+        await install(peers, P1, A, target)
+    target.apply(writer.log[0])
+    assert all_records(target) == writer.models[1]
+    check_indexes(target)
 
 
 async def test_export_is_closed_with_its_last_chunk(source: ReplicaState) -> None:

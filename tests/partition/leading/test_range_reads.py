@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
 from itertools import chain
 from random import Random
 from typing import Any
@@ -11,8 +13,9 @@ import pytest
 from kvstore.errors import NotLeader
 from kvstore.partition.leading import queries, range_reads
 from kvstore.partition.leading.range_reads import COUNT_KEYS_MAX, PAGE_BYTES_MAX, READ_BYTES_MAX
-from kvstore.partition.state.commands import Count, Flag, Level, Op, Put, Range, Scan, ScanTokens
+from kvstore.partition.state.commands import Batch, Count, Flag, Level, Op, Put, Range, Scan, ScanTokens
 from kvstore.partition.state.tokens import EVERYTHING, Tokens, TokenSpan
+from kvstore.ring.hashing import TOKENS
 from tests.partition.one_partition import Partition
 from tests.ring import rings
 
@@ -191,6 +194,30 @@ def test_scan_by_token_skips_tokens_that_are_not_owned(p: Partition, monkeypatch
         token = page.next
     assert sorted(found) == sorted(keys)
     assert len(seen) <= len(keys) + 100, "one more row for each page"
+
+
+# docs/protocol.md P37
+def test_scan_by_token_in_several_turns_shows_one_moment(p: Partition) -> None:
+    """The second range of tokens was read as it was when the scan came to it: with one write of a batch, and without
+    keys that had moved away meanwhile."""
+    token_of = rings.key_hash.token_of
+    keys = sorted((b"%d" % number for number in range(900)), key=token_of)
+    first, last = keys[0], keys[-1]
+    p.do(*(Put(key, b"before") for key in keys))
+    cut = TOKENS // 4 * 3
+    apart = Tokens([TokenSpan(0, cut - 1 - rings.key_hash.unit), TokenSpan(cut, TOKENS - 1)])
+    scan = queries.steps(p.state, ScanTokens(0, len(keys)), p.state.record_time_ms, apart)
+    next(scan)
+    p.do(Batch(first, (Put(first, b"after"), Put(last, b"after"))))
+    page: Any = None
+
+    def finish() -> Iterator[None]:
+        nonlocal page
+        page = yield from scan
+
+    deque(finish(), maxlen=0)
+    found = {key: record.value for key, record in page.items}
+    assert (found[first], found[last]) == (b"before", b"before")
 
 
 # docs/protocol.md P37

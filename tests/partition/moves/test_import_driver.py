@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvstore import versions
-from kvstore.errors import NotLeader, Unavailable
+from kvstore.errors import LedgerError, NoSuchEntry, NoSuchLedger, NotLeader, Unavailable
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.moves import pages, source
 from kvstore.partition.moves.catch_up import STEADY_READS, SourceFollower
@@ -296,6 +296,25 @@ async def test_pin_is_released_when_a_replica_stops_during_a_read() -> None:
     with pytest.raises(asyncio.CancelledError):
         await closing
     assert given_back == ["pin"]
+
+
+# docs/protocol.md M3, A14
+@pytest.mark.parametrize("error", [NoSuchLedger, NoSuchEntry])
+async def test_copy_begins_again_if_the_log_cannot_be_followed(error: type[LedgerError]) -> None:
+    """A later pin is behind what was trimmed, or marked as lost: the replicas of the source have applied it."""
+    copying, dropped = Copying(), list[MoveId]()
+
+    async def fails(found: ImportedRange) -> bool:
+        raise error("gone")
+
+    async def succeeds(*_: Any) -> None:
+        dropped.extend(_[1:])
+
+    copying._following = SimpleNamespace(count=succeeds, read_on=fails, forget=succeeds)  # type: ignore[assignment]
+    copying._m.source = SimpleNamespace(drop_some=succeeds)  # type: ignore[assignment]
+    with pytest.raises(Unavailable, match="starts over"):
+        await copying._follow(copying, MOVE)  # type: ignore[arg-type]
+    assert dropped == [MOVE.id]
 
 
 class Busy:

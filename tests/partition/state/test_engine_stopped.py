@@ -16,6 +16,7 @@ from typing import Any, cast
 import pytest
 
 from kvstore.errors import Unavailable
+from kvstore.os_errors import is_passing
 from kvstore.partition.election.tail import Tail
 from kvstore.partition.state import engine_rocks
 from kvstore.partition.state.commands import Put
@@ -123,11 +124,57 @@ def test_engine_that_cannot_reopen_is_retried(tmp_path: Path) -> None:
         engine.resume()
     assert engine.stopped is not None
     assert (engine.unflushed_bytes(), engine.index_bytes()) == (0, 0), "the metrics can still be read"
-    with pytest.raises(OSError, match="engine"):
-        engine.get(b"flushed")
+    flushed = engine._flush()
+    assert flushed is not None
+    assert is_passing(flushed), "otherwise the next flush ends the process"
+    for use in (
+        lambda: engine.get(b"flushed"),
+        lambda: engine.multi_get([b"flushed"]),
+        lambda: keys_of(engine),
+        lambda: list(engine.iterate_back(b"", b"\xff")),
+        lambda: engine.view([(b"", b"\xff")]),
+        lambda: write(engine, b"refused"),
+    ):
+        with pytest.raises(OSError, match="engine") as refused:
+            use()
+        assert is_passing(refused.value), "otherwise the next read ends the process"
     wait_until_blocking(lambda: engine.is_behind() and engine.may_resume, what="another trial")
     engine.resume()
     assert keys_of(engine) == {b"flushed"}
+    engine.close()
+
+
+def test_engine_on_a_full_disk_can_be_cleared(tmp_path: Path) -> None:
+    """It is cleared for the state of another replica. RocksDB flushes what it is about to remove, and fails."""
+    engine = RocksEngine(str(tmp_path))
+    with file_size_limit(100_000):
+        write(engine, *(b"%d" % number for number in range(200)))
+        engine.clear()
+        assert keys_of(engine) == set()
+        write(engine, b"later")
+    engine.close()
+
+
+def test_engine_that_cannot_be_cleared_stops_until_it_is_reopened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was closed and seemed to take writes. The next one ended the process."""
+
+    def refuse(*_: Any) -> None:
+        raise Exception("IO error: While open directory: Too many open files")  # as rocksdict does
+
+    engine = RocksEngine(str(tmp_path))
+    write(engine, b"old")
+    with monkeypatch.context() as patched:
+        patched.setattr(engine_rocks, "Rdict", type("Refusing", (), {"destroy": refuse}))
+        with pytest.raises(OSError, match="Too many open files"):
+            engine.clear()
+    assert engine.stopped is not None
+    assert is_passing(engine.stopped)
+    wait_until_blocking(lambda: engine.is_behind() and engine.may_resume, what="a trial that succeeds")
+    engine.resume()
+    write(engine, b"later")
+    assert b"later" in keys_of(engine)
     engine.close()
 
 

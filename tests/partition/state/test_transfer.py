@@ -1,6 +1,7 @@
 """A state that arrives at another replica equals the one that left."""
 
 from collections.abc import Iterator
+from errno import ENOSPC
 from random import Random
 from typing import Any
 
@@ -112,6 +113,22 @@ def test_interrupted_import_leaves_an_empty_state() -> None:
     assert target.position is None
     target = state_over(engine)
     assert (target.position, all_records(target)) == (None, {})
+
+
+def test_state_that_may_be_lost_is_not_durable() -> None:
+    """The leader trims the log up to what replicas say is durable."""
+
+    class Full(MemoryEngine):
+        def clear(self) -> None:
+            raise OSError(ENOSPC, "no space is left for the files of an empty engine")
+
+    _, source = exported(0, 60)
+    target = state_over(Full())
+    target.apply(Writer(seed=2).put(old="gone"))
+    target.durable_seq = target.seq
+    with pytest.raises(OSError, match="no space"):
+        StateImport(target, frozenset({DONOR})).add(next(chunks(StateExport(source))))
+    assert target.durable_seq == 0
 
 
 @pytest.mark.parametrize("lost", [0, 1])

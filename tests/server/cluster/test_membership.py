@@ -14,6 +14,7 @@ from kvstore.env.ports import Env
 from kvstore.env.real import real_env
 from kvstore.errors import Corrupted, MetadataUnavailable, NoSuchNode
 from kvstore.meta import paths
+from kvstore.meta.layout import LayoutStore
 from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.meta.store import Stat, Watch, ensure_path
 from kvstore.partition.election.ranking import LeaderRecord
@@ -24,6 +25,7 @@ from kvstore.server.cluster import membership as module
 from kvstore.server.cluster.membership import Membership
 from kvstore.server.cluster.topology import ClusterTopology, Member
 from kvstore.types import PartitionId, ServerId
+from tests.meta.drivers import ClosedStore
 from tests.ring.rings import new_ring
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -175,6 +177,26 @@ async def test_undecodable_node_is_logged_once(world: World, caplog: pytest.LogC
     for _ in range(3):
         await membership._read_all()
     assert len([each for each in caplog.messages if "cannot decode" in each]) == 1
+
+
+# docs/protocol.md P34
+async def test_nodes_of_another_user_do_not_end_following(world: World) -> None:
+    """The third server has a wrong password, so that only it may read what it has created."""
+    await LayoutStore(world.other).initialise("id")
+    await world.other.create(paths.RING, codec.encode(with_partitions(RING, [RingMember(P2, (N2,))])))
+    for name in ("n2", "n3"):
+        await world.other.create(paths.server(ServerId(name)), Member(id=name, resp="h:2", nonce="y").encode())
+    await ensure_path(world.other, paths.partition(P2))
+    for partition in (P1, P2):
+        await world.other.create(paths.partition_leader(partition), LeaderRecord(N2, 2, "n").encode())
+    store = ClosedStore(world.tree)
+    store.closed = frozenset({paths.server(ServerId("n3")), paths.partition_leader(P1)})
+    membership = world.membership(store)
+    await asyncio.wait_for(membership.wait_ring(), PATIENCE_S)
+    assert set(membership.topology.servers) == {N2}
+    assert membership.topology.leaders == {P2: (N2, 2)}
+    assert membership.undecodable_servers == ["n3"]
+    await membership.close()
 
 
 # docs/protocol.md H14

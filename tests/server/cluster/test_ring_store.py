@@ -20,6 +20,7 @@ from kvstore.server.cluster.membership import Membership
 from kvstore.server.cluster.ring_store import RingStore, change_ring
 from kvstore.server.cluster.topology import Member
 from kvstore.types import PartitionId, ServerId
+from tests.meta.drivers import LaggingStore
 from tests.ring.rings import new_ring
 
 SERVERS = {ServerId("n1"): ""}
@@ -64,6 +65,17 @@ async def test_concurrent_changes_are_both_made(store: Flaky) -> None:
     ring = await stored(store)
     assert set(ring.partitions) == {P1, P2, P3}
     assert ring.version == 3
+
+
+async def test_change_is_made_if_only_a_lagging_server_shows_it_as_done() -> None:
+    store = LaggingStore()
+    await store.create(paths.RING, encode(new_ring([P1], SERVERS, 1)))
+    paused = await change_ring(store, lambda ring: steps.set_pace(ring, Pace(paused=True)))
+    store.lag()
+    await change_ring(MemoryStore(store.tree), lambda ring: steps.set_pace(ring, Pace(paused=False)))
+    ring = await change_ring(store, lambda ring: steps.set_pace(ring, Pace(paused=True)))
+    assert (ring.version, ring.pace.paused) == (paused.version + 2, True)
+    assert (await stored(MemoryStore(store.tree))).version == ring.version
 
 
 async def test_unconfirmed_plan_is_made_once(store: Flaky) -> None:

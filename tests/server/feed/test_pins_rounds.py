@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from kvstore import versions
+from kvstore.env.clock import SystemClock
 from kvstore.env.real import real_env
 from kvstore.errors import InvalidRequest, MetadataUnavailable, NoSuchPin, Unavailable
 from kvstore.meta import paths
@@ -24,6 +25,7 @@ from kvstore.proto import data_pb2
 from kvstore.ring import SLOTS_HASH, PartitionState, Ring, builder, codec, plan, steps
 from kvstore.ring.hashing import TOKENS
 from kvstore.ring.moves import MoveId
+from kvstore.server.feed import pins as pins_module
 from kvstore.server.feed.pins import PinKeeper
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, ServerId
 from kvstore.wal.lists import LedgerLists
@@ -209,6 +211,21 @@ async def test_pin_is_not_gone_while_no_replica_answers(servers: Servers) -> Non
         await servers.keeper.renew(renew)
     servers.servers = {}
     assert (await servers.keeper.renew(renew)).deadline_ms == DEADLINE_MS
+
+
+# docs/protocol.md P31
+async def test_server_without_a_date_renews_no_pin_of_a_retired_partition(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await servers.pins.hold_on(C, "job", DEADLINE_MS)
+    retired = replace(servers.ring.partitions[C], state=PartitionState.RETIRED)
+    servers.ring = replace(servers.ring, partitions={**servers.ring.partitions, C: retired})
+    monkeypatch.setattr(pins_module, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(SystemClock, "date_ms", lambda _: 1_000)
+    monkeypatch.setattr(SystemClock, "may_lead", lambda _: False)
+    with pytest.raises(Unavailable, match="not sure of its date"):
+        await servers.keeper.renew(data_pb2.RenewRequest(id="job", partitions=[C]))
+    assert await servers.pins.deadline(C, "job") == DEADLINE_MS
 
 
 async def test_pin_of_retired_partition_is_listed_and_released(servers: Servers) -> None:

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from kvstore.client import FeedReader
+from kvstore.env.clock import SystemClock
 from kvstore.errors import Overloaded, Unavailable
 from kvstore.proto import feed_pb2
 from kvstore.server.feed import end
@@ -75,6 +76,26 @@ async def test_page_at_its_bound_does_not_wait(reading: Reading) -> None:
     began = asyncio.get_running_loop().time()
     assert (await reading.page("p1", 0, until=last, wait_ms=20_000, start=b"x")).next == last
     assert asyncio.get_running_loop().time() - began < PATIENCE_S
+
+
+# docs/protocol.md P31
+async def test_server_without_a_date_leaves_a_hold_as_it_was(reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its wall clock, which has just started in 1970, the hold would be over for all other servers."""
+    reading.world.logs["p1"].put((b"a", b"1"))
+    lists = LedgerLists(reading.world.store)
+    await lists.make(P1)
+    await lists.write(P1, reading.world.logs["p1"].listed, 0)
+    pins = Pins(reading.world.store, lists)
+    deadline_ms = await reading.hold("h", {"p1": 0}, 60.0)
+    before = await pins.all(P1)
+    assert [pin.deadline_ms for _, pin in before] == [deadline_ms]
+    monkeypatch.setattr(SystemClock, "date_ms", lambda _: 1_000)
+    monkeypatch.setattr(SystemClock, "may_lead", lambda _: False)
+    with pytest.raises(Unavailable, match="not sure of its date"):
+        await reading.hold("h", {"p1": 0}, 60.0, timeout_s=1.0)
+    assert await pins.all(P1) == before
+    await reading.hold("h", {"p1": 0}, 0.0)
+    assert await pins.all(P1) == [], "a release needs no date"
 
 
 async def test_hold_of_many_partitions_moves_in_parallel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
