@@ -157,9 +157,8 @@ class StateImport:
         self._is_begun = True
 
     def _empty(self) -> None:
-        self._state.durable_seq = Seq(
-            0
-        )  # first: if the engine fails here, the disk may have lost any part of the state
+        # First, because the disk may have lost any part of the state if the engine fails here.
+        self._state.durable_seq = Seq(0)
         self._engine.clear()
         self._state.load()
 

@@ -145,8 +145,8 @@ class PinKeeper:
     async def _renew_in(self, partition: PartitionId, asked: PinRequest) -> bytes:
         if not self._source.topology.ring.has_left(partition):
             return await self._ask_leader(partition, pinning.RENEW, pinning.encode_request(asked))
+        # There is no leader. Replicas that keep the view follow the pin of the log.
         deadline_ms = deadline_of(self._env.clock, asked.ttl_ms)
-        # there is no leader; replicas that keep the view follow the pin of the log
         if not await self._pins.extend(partition, asked.pin, deadline_ms):
             raise NoSuchPin(f"partition {partition}, which has left the ring: no pin {asked.pin!r}")
         return pinning.encode(deadline_ms)

@@ -103,7 +103,7 @@ class LedgerCopies:
         return last
 
     def has_unknown_end(self) -> bool:
-        """Return True if so many bookies did not answer that only they may know the last acknowledged entries."""
+        """Return True if the bookies that did not answer may be the only ones with the last acknowledged entries."""
         ensemble = self.metadata.fragments[-1].ensemble
         return is_somewhere_short({ensemble.index(each) for each in self.unheard}, self.metadata.quorum)
 
