@@ -253,6 +253,10 @@ class Node:
     def topology(self) -> ClusterTopology:
         return self.dispatcher.topology
 
+    async def reread_servers(self) -> None:
+        """Read again which servers are up. Raises MetadataError."""
+        await self.membership.reread_servers()
+
     async def copied(self) -> Copied:
         """Return the progress of the moves whose target leaders answer."""
         return await self.progress.of_cluster(self.links, self.id, sorted(self.topology.servers))

@@ -130,6 +130,12 @@ class Membership:
             self._replace(replace(self._topology, ring=ring))
             self._unwatch(known - set(ring.partitions))
 
+    async def reread_servers(self) -> None:
+        """Read the registered servers again, because an operator's request may depend on a change that no watch has
+        reported yet. Costs a round trip to the metadata store, and one for each server. Raises MetadataError."""
+        await self._store.sync(paths.SERVERS)
+        await self._read_some({paths.SERVERS})
+
     def suspect_ring(self) -> None:
         """Read the ring again, because a partition rejected a key that the known ring assigns to it."""
         self._want(paths.RING)

@@ -58,6 +58,10 @@ class RingSource(Protocol):
     def rings(self) -> Rings: ...
     @property
     def versions(self) -> Versions: ...
+    async def reread_servers(self) -> None:
+        """Read again which servers are up. Raises MetadataError."""
+        ...
+
     async def loads(self) -> dict[PartitionId, PartitionLoad]:
         """Return the load of every partition whose leader answers."""
         ...
@@ -77,9 +81,12 @@ class RingAdmin:
     async def change(self, request: admin_pb2.ChangeRingRequest) -> admin_pb2.ChangeRingResponse:
         """Make the requested change of the ring, or only return what it would change if the request is a preview. A
         request with an id is applied only once."""
+        only_shown = request.dry_run or request.action == admin_pb2.ChangeRingRequest.SHOW
+        if not only_shown:
+            await self._source.reread_servers()
         step = proposal.step_of(request, self._servers(), self._env.clock.date_ms())
         before = self._source.rings.ring
-        if request.dry_run or request.action == admin_pb2.ChangeRingRequest.SHOW:
+        if only_shown:
             after = _checked(lambda: step(before))
             answer = await self._propose(before, after)
             answer.plan = plan_token(before, after)
@@ -117,6 +124,7 @@ class RingAdmin:
 
     async def change_replicas(self, request: admin_pb2.ChangeReplicasRequest) -> admin_pb2.RingStatusResponse:
         """Move a replica or a lead, or start or stop draining a server."""
+        await self._source.reread_servers()
         up = self._source.topology.servers
         change, asked = _replica_step(request, self._servers(), up), proposal.asked(request)
 

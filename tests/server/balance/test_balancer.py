@@ -109,6 +109,9 @@ class Node:
     def topology(self) -> ClusterTopology:
         return ClusterTopology(self._world.ring, {}, self._world.up)
 
+    async def reread_servers(self) -> None:
+        """Do nothing, because `topology` is never old."""
+
     async def change(self, step: Callable[[Ring], Ring], *, plans: bool = False) -> Ring:
         self._world.ring = step(self._world.ring)
         return self._world.ring

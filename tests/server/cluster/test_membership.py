@@ -100,6 +100,17 @@ async def test_changes_are_seen_and_reported(world: World) -> None:
     assert len(told) == count, "told only until it was forgotten"
 
 
+async def test_changed_registration_is_read_on_request(world: World) -> None:
+    """No watch reports a change that keeps the set of servers."""
+    await world.other.create(paths.RING, codec.encode(RING))
+    await world.other.create(paths.server(N2), Member(id="n2", resp="h:2", draining=True).encode(), ephemeral=True)
+    membership = world.membership(MemoryStore(world.tree))
+    await membership.wait_ring()
+    await world.other.set(paths.server(N2), Member(id="n2", resp="h:2").encode(), 0)
+    await membership.reread_servers()
+    assert not membership.topology.servers[N2].draining
+
+
 async def test_older_ring_of_lagging_metadata_server_is_ignored(world: World) -> None:
     later = with_partitions(RING, [RingMember(P2, (N1,))])
     await world.other.create(paths.RING, codec.encode(later))

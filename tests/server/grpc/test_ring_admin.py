@@ -52,6 +52,8 @@ class Node:
         self.silent: set[str] = set()
         self.plans: list[bool] = []
         self.parts: dict[MoveId, float] = {}
+        self.changed: dict[ServerId, Endpoint] = {}
+        """Registrations that no watch has reported."""
 
     @property
     def ring(self) -> Ring:
@@ -64,6 +66,9 @@ class Node:
 
     def have(self, ring: Ring) -> None:
         self.topology = replace(self.topology, ring=ring)
+
+    async def reread_servers(self) -> None:
+        self.topology.servers.update(self.changed)
 
     async def copied(self) -> dict[MoveId, float]:
         return self.parts
@@ -284,6 +289,20 @@ async def test_replica_moves_to_a_running_server(admin: RingAdmin, node: Node) -
     [move] = (await admin.change_replicas(request)).replacing
     assert (move.partition, move.newcomer, move.leaving) == ("p1", "n4", "n1")
     assert (move.newcomer_sequence, move.leader_sequence) == (0, 60)
+
+
+async def test_replica_moves_to_a_server_whose_drain_ended_just_now(admin: RingAdmin, node: Node) -> None:
+    up = Endpoint("n4:1", "n4:2", "n4:3", "")
+    node.topology.servers[ServerId("n4")] = replace(up, draining=True)
+    node.changed = {ServerId("n4"): up}
+    request = admin_pb2.ChangeReplicasRequest(partition="p1", newcomer="n4", leaving="n1")
+    assert len((await admin.change_replicas(request)).replacing) == 1
+
+
+async def test_new_partitions_use_servers_that_registered_just_now(admin: RingAdmin, node: Node) -> None:
+    node.changed = {ServerId("n4"): Endpoint("n4:1", "n4:2", "n4:3", "")}
+    await admin.change(Action(action=Action.ADD, partitions=["p4"]))
+    assert "n4" in node.ring.partitions[PartitionId("p4")].replicas
 
 
 async def test_server_is_drained_only_when_others_can_take_its_replicas(admin: RingAdmin, node: Node) -> None:

@@ -46,6 +46,7 @@ SPECULATIVE = {
     "spark.speculation.multiplier": "1.1",
     "spark.speculation.minTaskRuntime": "200ms",
     "spark.speculation.efficiency.enabled": "false",
+    "spark.network.timeout": "10min",  # an executor that is stopped for less is not given up
     "spark.executor.memory": "512m",
     "spark.executor.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
     "spark.ui.enabled": "true",
@@ -126,7 +127,7 @@ def test_late_attempt_changes_nothing_in_a_published_snapshot(
             manifest = take(spark, cluster, store, split_bytes=SPLIT_BYTES)
         assert_right(cluster, store, manifest)
     finally:
-        for pid in interrupted_family(marker):
+        for pid in reversed(interrupted_family(marker)):  # an executor that runs would end its worker
             os.kill(pid, signal.SIGCONT)
     wait_until_blocking(lambda: is_idle(spark), timeout_s=60, what="the end of the attempt that woke up")
     assert_right(cluster, store, manifest)
