@@ -38,9 +38,9 @@ SILENT_LINE = (
 SILENT_TEXT = f"""\
 {SILENT_LINE}
 NODE  STATE      VERSION  UP         ZONE    FREE                   BOOKIE    LEADS  REPLICAS  MOST BEHIND
-n1    ready      0.1.0    1 h 2 min  rack-1  50.0 GiB of 100.0 GiB  writable      0         2  0
-n2    ready      0.1.0    1 h 2 min  rack-2  50.0 GiB of 100.0 GiB  writable      0         2  0
-n3    no answer  -        -          -       -                      -             0         2  -
+n1    ready      0.1.0    1 h 2 min  rack-1  50.0 GiB of 100.0 GiB  writable      0         2            0
+n2    ready      0.1.0    1 h 2 min  rack-2  50.0 GiB of 100.0 GiB  writable      0         2            0
+n3    no answer  -        -          -       -                      -             0         2            -
 
 !  node n3: refuses connections; it has 2 replicas (node_silent)
    -> start n3, or restart it if its process hangs; see its log

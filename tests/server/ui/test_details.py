@@ -14,8 +14,8 @@ from kvstore.proto.data_pb2 import PinsResponse
 from kvstore.server.ui.cells import page_path
 from kvstore.server.ui.ledgers import BOOKIE_COLUMNS, bookie_ledgers_page_of
 from kvstore.server.ui.local import (
-    ROWS_MAX,
     NOT_COUNTED,
+    ROWS_MAX,
     clients_page,
     clients_report,
     oldest_of,
