@@ -40,7 +40,7 @@ def dumb(bench: Bench, *bookies: BookieId) -> set[BookieId]:
 
 
 # docs/protocol.md P34
-def test_directory_of_marks_closed_by_another_user_keeps_no_worker_from_others(
+def test_closed_directory_of_marks_keeps_no_worker_from_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     far = LedgerId(2**40)
