@@ -98,7 +98,8 @@ def create(
 def list_(
     where: Where,
     max_age_hours: Annotated[
-        float | None, typer.Option(min=0, help="Exit with 1 unless each cluster's newest usable snapshot is at most this old")
+        float | None,
+        typer.Option(min=0, help="Exit with 1 unless each cluster's newest usable snapshot is at most this old"),
     ] = None,
     metrics_file: MetricsFile = None,
     json: Json = False,
