@@ -188,7 +188,7 @@ def test_bookie_whose_cookies_are_all_damaged_is_refused_with_the_way_out(world:
         start(world, tree)
 
 
-def test_damaged_cookie_of_an_interrupted_format_is_refused_with_the_way_out(world: SimWorld, tree: MemoryTree) -> None:
+def test_damaged_cookie_of_an_interrupted_format_names_the_way_out(world: SimWorld, tree: MemoryTree) -> None:
     disk = disk_of(world)
     for directory in ("bookie/journal", "bookie/index"):
         make_directory(disk, directory)

@@ -28,27 +28,14 @@ from kvstore.client.core.batch import Batch
 from kvstore.client.core.operation import GET, PUT
 from kvstore.client.core.values import Item, Page
 from kvstore.client.core.watching import Change
-from kvstore.env.clock import Unjudged
 from kvstore.env.library_env import LibraryEnv, library_env
 from kvstore.env.nursery import TaskNursery
 from kvstore.errors import InvalidRequest, OutcomeUnknown, Unavailable
 from kvstore.rpc import workers
+from tests.client.serving import HandClock
 from tests.waiting import PATIENCE_S, wait_until_blocking
 
 OTHER = b"{t}/lock/l/other"
-
-
-class HandClock(Unjudged):
-    """A clock that advances when a call takes time."""
-
-    def __init__(self) -> None:
-        self.at = 1000.0
-
-    def now(self) -> float:
-        return self.at
-
-    def wall_ms(self) -> int:
-        return 0
 
 
 class Store:
