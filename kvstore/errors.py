@@ -207,7 +207,7 @@ class NotYetRaised(Refused):
 
 class RequestExpired(Refused):
     """The request is older than the remembered requests of its client, so the server can neither apply nor recognize
-    it."""
+    it. An earlier attempt may have been carried out."""
 
 
 class PositionTrimmed(Refused):

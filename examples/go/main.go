@@ -66,22 +66,27 @@ func newWriter(ctx context.Context, store kv.KVClient) (*writer, error) {
 	return made, nil
 }
 
-// put stores a value, and tries again under the same request id until the deadline of ctx.
+// put stores a value, and tries again under the same request id until the deadline of ctx. Once an attempt may have been
+// done, the refusal of a later one does not mean that nothing was done.
 func (w *writer) put(ctx context.Context, store kv.KVClient, request *kv.PutRequest) (*kv.PutResponse, error) {
 	w.sequence++
 	request.Request = &kv.RequestId{
 		Client: w.client, Sequence: w.sequence, FirstUnacknowledged: w.sequence, SeenMs: w.seenMs,
 	}
-	for {
+	for isUnknown := false; ; {
 		attempt, cancel := context.WithTimeout(ctx, 2*time.Second)
 		answer, err := store.Put(attempt, request)
 		cancel()
 		if err == nil {
+			w.seenMs = max(w.seenMs, answer.GetProgress().GetTimeMs())
 			return answer, nil
 		}
-		reason, _ := reasonOf(err)
-		isUnknown := reason == "OUTCOME_UNKNOWN" || reason == ""
-		if !isUnknown && !mayBeTriedAgain(err) {
+		if reason, _ := reasonOf(err); reason == "OUTCOME_UNKNOWN" || reason == "" {
+			isUnknown = true
+		} else if !mayBeTriedAgain(err) {
+			if isUnknown {
+				return nil, fmt.Errorf("an earlier attempt may have been done: %v", err)
+			}
 			return nil, err // refused: definitely not done
 		}
 		select {

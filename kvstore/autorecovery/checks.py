@@ -45,6 +45,8 @@ class Checks:
         self._bookies, self._choice = bookies, choice
         self._checked = 0
         self._unanswered = 0
+        self._completed_ms: dict[CheckKind, int] = {}
+        """Times of the last checks that this node completed, in milliseconds since 1970."""
 
     def statistics(self) -> dict[str, int]:
         """Return the counters of the checks, by name."""
@@ -63,16 +65,21 @@ class Checks:
         try:
             if is_due(await self._checked_ms(kind), self._env.clock.wall_ms(), interval_s):
                 await self._check(why, verdict)
-                await self._settings.set_checked(kind, self._env.clock.wall_ms())
+                self._completed_ms[kind] = self._env.clock.wall_ms()
+                await self._settings.set_checked(kind, self._completed_ms[kind])
         except StoreError as error:
             log.info("check aborted kind=%s error=%r", why, error)
 
+    # docs/protocol.md P34
     async def _checked_ms(self, kind: CheckKind) -> int | None:
+        """Return the time of the last completed check in milliseconds since 1970. If the stored time cannot be read,
+        the time of this node's last check counts."""
         try:
             return await self._settings.checked_ms(kind)
         except UndecodableNode as error:
-            log.warning("cannot read the time of the last check, checking now error=%s", error)
-            return None
+            if kind not in self._completed_ms:
+                log.warning("cannot read the time of the last check, checking now error=%s", error)
+            return self._completed_ms.get(kind)
 
     async def _check(self, why: str, verdict: Verdict) -> None:
         """Check every ledger once, and mark those with missing or misplaced copies."""

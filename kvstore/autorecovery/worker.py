@@ -18,7 +18,7 @@ from kvstore.autorecovery.repair_machine import AGAIN_S_MAX, AttemptHistory
 from kvstore.autorecovery.repairer import LedgerRepairer
 from kvstore.env.events import wait_within
 from kvstore.env.ports import Env
-from kvstore.errors import LedgerError, MetadataError, StoreError
+from kvstore.errors import LedgerError, MetadataError, StoreError, UndecodableNode
 from kvstore.meta.recovery_settings import RecoverySettings
 from kvstore.meta.store import MetadataStore
 from kvstore.meta.underreplication import MarkLock, Underreplication
@@ -64,6 +64,8 @@ class Worker:
         self._repairing: set[LedgerId] = set()
         self._unreleased: list[MarkLock] = []
         """Locks whose release was not confirmed."""
+        self._unreadable: set[str] = set()
+        """Directories of marks that could not be read, and were reported."""
         self._copied = self._copied_bytes = self._repaired = self._failed = 0
 
     def start(self) -> None:
@@ -149,7 +151,7 @@ class Worker:
         if not self._is_enabled:
             return False
         self._backlog.begin()
-        async for ledger in self._marks.marked_ledgers():
+        async for ledger in self._marks.marked_ledgers(self._report_unreadable):
             self._backlog.see(ledger, self._env.clock.now())
         waiting = deque(self._backlog.drawn())
         tasks = [self._nursery.spawn(self._work(waiting), name="repair") for _ in range(min(AT_ONCE_MAX, len(waiting)))]
@@ -158,6 +160,13 @@ class Worker:
         if self._backlog.has_more:
             self.poll()
         return bool(tasks)
+
+    # docs/protocol.md P34
+    def _report_unreadable(self, path: str, error: UndecodableNode) -> None:
+        """Report a directory of marks that cannot be read, once."""
+        if path not in self._unreadable:
+            self._unreadable.add(path)
+            log.warning("marked ledgers not repaired, their directory is unreadable path=%s error=%s", path, error)
 
     async def _work(self, waiting: deque[LedgerId]) -> None:
         while waiting and self._is_enabled:

@@ -195,17 +195,34 @@ class _Identification:
                 f"If it is lost, copy {self._config.journal_dir}/{VERSION} to it and start again: its other files are "
                 "recreated from the journal"
             )
+        return self._abandonment
+
+    @property
+    def _abandonment(self) -> str:
         return f"To abandon the entries of this bookie, empty all of: {', '.join(self._directories)}"
 
     def _read_cookie(self, path: str) -> Cookie:
         try:
             return decode_cookie(read_file(self._disk, path), what=path)
         except Corrupted as error:
-            raise ConfigError(str(error)) from None
+            raise ConfigError(f"{error}. {self._repair(path)}") from None
         except OSError as error:
             if is_passing(error):
                 raise
-            raise ConfigError(f"{path} cannot be read: {error}") from error
+            raise ConfigError(f"{path} cannot be read: {error}. {self._repair(path)}") from error
+
+    def _repair(self, path: str) -> str:
+        """Return what the operator can do about a damaged cookie."""
+        directory, _, name = path.rpartition("/")
+        if name == FORMATTING:
+            return f"Nothing is stored yet: empty all of: {', '.join(self._directories)}"
+        for each in (*self._directories, *self._others):
+            intact = f"{each}/{VERSION}"
+            with suppress(Corrupted, OSError):
+                if each != directory:
+                    decode_cookie(read_file(self._disk, intact), what=intact)
+                    return f"Copy {intact} to {path} and start again"
+        return self._abandonment
 
     def _check(self, cookie: Cookie) -> None:
         """Raise ConfigError unless the directories belong to this bookie and this cluster."""

@@ -36,6 +36,7 @@ from kvstore.errors import ConfigError, Corrupted, InvalidRequest
 from kvstore.server.status.sizes import count
 
 if TYPE_CHECKING:
+    from kvstore.spark.snapshots.manifest import Manifest
     from kvstore.spark.snapshots.tables import Differences, Tables
 
 
@@ -98,7 +99,8 @@ def create(
 def list_(
     where: Where,
     max_age_hours: Annotated[
-        float | None, typer.Option(min=0, help="Exit with 1 unless the newest usable snapshot is at most this old")
+        float | None,
+        typer.Option(min=0, help="Exit with 1 unless each cluster's newest usable snapshot is at most this old"),
     ] = None,
     metrics_file: MetricsFile = None,
     json: Json = False,
@@ -126,17 +128,25 @@ def list_(
         with tools.reporting_errors():
             write_metrics(metrics_file, found)
     if max_age_hours is not None:
-        newest = found.complete_until_ms or 0
-        age_h = (time.time() - newest / 1000) / 3600
-        if age_h < -CLOCKS_APART_H:
-            raise InvalidRequest(
-                f"the newest usable snapshot in {where} is {-age_h:.1f} h ahead of this machine's clock"
-            )
-        if not newest or age_h > max_age_hours:
-            state = f"is {age_h:.1f} h old" if newest else "does not exist"
-            raise InvalidRequest(
-                f"expected a usable snapshot in {where} of at most {max_age_hours:g} h; the newest {state}"
-            )
+        if not found.newest_by_cluster:
+            raise InvalidRequest(f"expected a usable snapshot in {where} of at most {max_age_hours:g} h, got none")
+        for cluster, newest in found.newest_by_cluster.items():
+            _check_age(newest, max_age_hours, f"in {where} of cluster {cluster}")
+
+
+def _check_age(newest: Manifest | None, max_age_hours: float, where: str) -> None:
+    """Raise InvalidRequest unless the newest usable snapshot of a cluster is at most this old."""
+    from kvstore.spark.snapshots.chains import complete_until_ms
+
+    age_h = 0.0 if newest is None else (time.time() - complete_until_ms(newest) / 1000) / 3600
+    if age_h < -CLOCKS_APART_H:
+        raise InvalidRequest(f"the newest usable snapshot {where} is {-age_h:.1f} h ahead of this machine's clock")
+    if newest is None or age_h > max_age_hours:
+        state = "does not exist" if newest is None else f"is {age_h:.1f} h old"
+        raise InvalidRequest(
+            f"expected a usable snapshot {where}, at most {max_age_hours:g} h old; the newest {state}. If this cluster "
+            "no longer exists, move its snapshots to another directory"
+        )
 
 
 def verify(

@@ -9,7 +9,6 @@ import stat
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from rich.progress import (
 
 from kvstore.cli.manifests import Chunked, Symlink, decode, encode, first_difference, is_plain
 from kvstore.client import AsyncClient, ClientConfig
-from kvstore.errors import Corrupted, InvalidRequest, OutcomeUnknown, StoreError
+from kvstore.errors import Corrupted, InvalidRequest, StoreError
 from kvstore.limits import VALUE_BYTES_MAX
 
 WORKERS = 24
@@ -80,18 +79,18 @@ async def verify(config: ClientConfig, folder: Path, prefix: bytes) -> dict[str,
 
 async def _load_one(job: TreeRun, name: bytes, path: bytes, found: os.stat_result, chunk_bytes: int) -> None:
     key = job.prefix + name
-    before = await _stored_or_none(job, key)
     if stat.S_ISLNK(found.st_mode):
-        await _replace(job, key, encode(Symlink(os.readlink(path))), before)
+        await _replace(job, key, encode(Symlink(os.readlink(path))))
         job.links += 1
         return
     if found.st_size <= chunk_bytes:
         content = _read(path)
         if is_plain(content, chunk_bytes):
-            await _replace(job, key, content, before)
+            await _replace(job, key, content)
             _count(job, len(content))
             return
     whole, size = await asyncio.to_thread(_digest, path)
+    before = await _stored_or_none(job, key)
     if before is not None and (before.size, before.sha256) == (size, whole):
         chunk_bytes = (
             before.chunk_bytes
@@ -102,11 +101,11 @@ async def _load_one(job: TreeRun, name: bytes, path: bytes, found: os.stat_resul
         for number in range(entry.chunks):
             chunk = file.read(chunk_bytes)
             check.update(chunk)
-            await _insist(partial(job.client.put, entry.key(key, number), chunk))
+            await job.client.put(entry.key(key, number), chunk)
             job.progress.advance(job.bar, len(chunk))
     if check.hexdigest() != whole:
         raise InvalidRequest("the file changed while it was read")
-    await _replace(job, key, encode(entry), before)
+    await _replace(job, key, encode(entry))
     job.files += 1
     job.size += size
 
@@ -171,25 +170,17 @@ def _manifest_or_none(value: bytes) -> Chunked | None:
     return found if isinstance(found, Chunked) else None
 
 
-async def _replace(job: TreeRun, key: bytes, value: bytes, before: Chunked | None) -> None:
-    """Write the value under a path, and delete the chunks of the value that it replaces. Also delete the chunks of the
-    value from before this load, because an earlier attempt with an unknown outcome may be what was replaced."""
-    replaced = await _insist(lambda: job.client.replace(key, value))
+async def _replace(job: TreeRun, key: bytes, value: bytes) -> None:
+    """Write the value under a path, and delete the chunks of the value that it replaces."""
+    replaced = await job.client.replace(key, value)
     old = None if replaced.old is None else _manifest_or_none(replaced.old.value)
-    gone = {name for each in (before, old) if each is not None for name in each.keys(key)}
     new = _manifest_or_none(value)
-    for name in sorted(gone - set(() if new is None else new.keys(key))):
-        await _insist(partial(job.client.delete, name))
+    for name in sorted(_chunk_keys(old, key) - _chunk_keys(new, key)):
+        await job.client.delete(name)
 
 
-async def _insist(write: Callable[[], Awaitable[Any]]) -> Any:
-    """Write, and retry while the outcome is unknown. Writes are idempotent."""
-    for _ in range(3):
-        try:
-            return await write()
-        except OutcomeUnknown:
-            continue
-    return await write()
+def _chunk_keys(manifest: Chunked | None, key: bytes) -> set[bytes]:
+    return set() if manifest is None else set(manifest.keys(key))
 
 
 def _count(job: TreeRun, size: int) -> None:

@@ -14,11 +14,11 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from kvstore.client.aio.engine import AsyncEngine
 from kvstore.client.core.config import ClientConfig
-from kvstore.client.core.operation import DELETE, PUT, operation
+from kvstore.client.core.operation import DELETE, PUT, ClientOperation, operation
 from kvstore.client.core.operations import check
 from kvstore.env import Task
 from kvstore.env.library_env import library_env
@@ -87,11 +87,16 @@ class _Lane:
 class Loader:
     """One load. All calls come from one event loop, one at a time.
 
+    The loader retries each batch under one request id until the timeout of `config`, so it writes the batch once. The
+    exception: if the outcome of a batch is unknown when the ring assigns its rows to two partitions, the loader writes
+    the rows again. These writes overwrite what other clients have written to the rows in the meantime.
+
     The first error ends the load. Rows that were added may or may not be written then. Loading the same rows again
     gives the intended state.
 
     Args:
-        config: Where the cluster is. See `ClientConfig`.
+        config: Where the cluster is. See `ClientConfig`. A `timeout_s` of more than 10 s also survives a leader that
+            hangs.
         if_absent: Skip and count the rows whose key exists.
         batch_rows: Maximum number of rows in a batch.
         batch_bytes: Maximum bytes of keys and values in a batch.
@@ -105,7 +110,7 @@ class Loader:
         batch_rows: int = BATCH_ROWS,
         batch_bytes: int = BATCH_BYTES,
     ) -> None:
-        self._env, self._config = library_env("kvstore load"), config
+        self._env = library_env("kvstore load")
         self._engine = AsyncEngine(self._env, config)
         self._if_absent, self._batch_rows, self._batch_bytes = if_absent, batch_rows, batch_bytes
         self._lanes: dict[str, _Lane] = {}
@@ -117,8 +122,7 @@ class Loader:
         self.written = 0
         """Number of rows that were written, that is put or deleted."""
         self.kept = 0
-        """Number of rows that were skipped because their key existed. If the outcome of a batch was unknown and the
-        batch was repeated, the rows that its first attempt wrote count here, too."""
+        """Number of rows that were skipped because their key existed. Rows that were written twice count here, too."""
 
     async def __aenter__(self) -> Self:
         """Connect to the cluster. Raises Unavailable if no endpoint answers in time."""
@@ -221,19 +225,14 @@ class Loader:
 
     async def _write_or_halve(self, rows: Sequence[_Row]) -> None:
         try:
-            await self._write_batch(rows)
+            kept = await self._run(rows)
         except InvalidRequest:
             if len(rows) == 1:
                 raise
             half = len(rows) // 2  # the servers know a newer ring, in which the rows belong to two partitions
             await self._write_or_halve(rows[:half])
             await self._write_or_halve(rows[half:])
-
-    async def _write_batch(self, rows: Sequence[_Row]) -> None:
-        try:
-            kept = await self._run(rows)
-        except OutcomeUnknown:
-            kept = await self._run(rows)  # writing the same rows twice gives the same state
+            return
         self.kept += kept
         self.written += len(rows) - kept
 
@@ -253,16 +252,26 @@ class Loader:
             return await self._run_alone(options.operations[0])
         whole = operation(kv_pb2.BATCH, rows[0][0], options=options)
         whole.size = options.ByteSize()
-        answer = await self._engine.run(whole, None)
+        answer = await self._ask(whole)
         return sum(map(_is_kept, answer.results)) if self._if_absent else 0
 
     async def _run_alone(self, part: kv_pb2.Operation) -> int:
         options = part.options if part.HasField("options") else None
         try:
-            await self._engine.run(operation(part.code, part.key, part.value, options), None)
+            await self._ask(operation(part.code, part.key, part.value, options))
         except ConditionFailed:
             return 1
         return 0
+
+    async def _ask(self, asked: ClientOperation) -> Any:
+        """Return the answer. Raises StoreError. If the last attempt found that the key exists, or that the rows belong
+        to two partitions, this is the error even if an earlier attempt may have been carried out."""
+        try:
+            return await self._engine.run(asked, None)
+        except OutcomeUnknown as error:
+            if isinstance(error.__cause__, ConditionFailed | InvalidRequest):
+                raise error.__cause__ from None
+            raise
 
 
 def _is_kept(part: kv_pb2.Result) -> bool:

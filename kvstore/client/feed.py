@@ -315,10 +315,10 @@ class FeedReader:
                     unknown = failure
                 self._forget(address, error)
             except ValueError:  # gRPC raises it for a channel that was closed meanwhile
-                raise Unavailable(CLOSED) from None
+                raise unknown or Unavailable(CLOSED) from None
             except Unavailable as error:
                 if self._closing.is_set():
-                    raise
+                    raise unknown or error from None
                 answered = failure = Unavailable(f"{address}: {error}")  # an answer of another cluster
             except (OSError, ConfigError) as error:  # a certificate or password file may be missing for a moment
                 failure = Unavailable(f"{address}: {error}")

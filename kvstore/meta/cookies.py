@@ -51,6 +51,8 @@ def decode_cookie(data: bytes, *, what: str) -> Cookie:
         raise Corrupted(f"{what} has cookie layout version {version[:20]!r}; this build reads {_READABLE}")
     try:
         message = text_format.Parse(text, CookieFormat(), allow_unknown_field=True)
+        if not message.bookieHost:
+            raise ValueError("it names no bookie")
         return Cookie(
             bookie=BookieId(message.bookieHost),
             journal_dirs=tuple(message.journalDir.split(",")),

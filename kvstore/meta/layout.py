@@ -4,7 +4,8 @@ cluster's metadata."""
 from __future__ import annotations
 
 import re
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import NamedTuple
 
 from kvstore.errors import ConfigError, MetadataDenied, MetadataLost, NodeExists, NoSuchNode, UndecodableNode
@@ -44,11 +45,19 @@ def decode_layout(data: bytes) -> LedgerLayout:
 
 # docs/protocol.md P34
 async def get_unless_closed(store: MetadataStore, path: str) -> tuple[bytes, Stat]:
-    """Return the data and the stat of a node. Raises NoSuchNode, and UndecodableNode if another user of the store has
-    created the node for itself only. If the store refuses our user everywhere, MetadataDenied is raised, and callers
-    must not skip one node after the other."""
-    try:
+    """Return the data and the stat of a node. Raises NoSuchNode, MetadataDenied, and UndecodableNode as
+    `unless_closed` does."""
+    async with unless_closed(store, path):
         return await store.get(path)
+
+
+@asynccontextmanager
+async def unless_closed(store: MetadataStore, path: str) -> AsyncIterator[None]:
+    """Raise UndecodableNode if the body is denied because another user of the store has created the node at `path` for
+    itself only. If the store refuses our user everywhere, MetadataDenied is raised, and callers must not skip one node
+    after the other."""
+    try:
+        yield
     except MetadataDenied as denied:
         try:
             await store.get(paths.LAYOUT)

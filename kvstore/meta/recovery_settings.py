@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from kvstore.errors import Corrupted, MetadataError, NodeExists, NoSuchNode, UndecodableNode, VersionConflict
 from kvstore.meta import marks, paths
+from kvstore.meta.layout import get_unless_closed
 from kvstore.meta.store import MetadataStore, Watch, ensure_path
 from kvstore.meta.update import until_known
 
@@ -32,7 +33,10 @@ class RecoverySettings:
 
     async def is_enabled(self) -> bool:
         """Return True if ledgers may be marked and repaired. An operator turns auto-recovery off for maintenance."""
-        return await self._data_or_none(paths.RECOVERY_DISABLED) is None
+        try:
+            return await self._data_or_none(paths.RECOVERY_DISABLED) is None
+        except UndecodableNode:
+            return False  # another user has closed the node to ours, so it is there
 
     async def disable(self) -> None:
         """Turn auto-recovery off. Idempotent."""
@@ -90,7 +94,7 @@ class RecoverySettings:
     async def _data_or_none(self, path: str) -> bytes | None:
         await self._store.sync(path)
         try:
-            return (await self._store.get(path))[0]
+            return (await get_unless_closed(self._store, path))[0]
         except NoSuchNode:
             return None
 

@@ -15,10 +15,11 @@ from kvstore.errors import (
     NodeExists,
     NoSuchNode,
     NotEmpty,
+    UndecodableNode,
     VersionConflict,
 )
 from kvstore.meta import marks, paths
-from kvstore.meta.layout import get_unless_closed
+from kvstore.meta.layout import get_unless_closed, unless_closed
 from kvstore.meta.marks import LedgerMark
 from kvstore.meta.store import MetadataStore, SessionState, Watch, ensure_path
 from kvstore.meta.update import until_known
@@ -94,7 +95,7 @@ class Underreplication:
         With `rewrite`, write the mark even if it already names all of these bookies, because new damage was found. Then
         a worker that is repairing the ledger, and may have passed the damaged entries, does not remove the mark. Raises
         VersionConflict if other writers were first at every attempt, UndecodableNode if another user has closed the
-        mark to ours.
+        mark, or a directory above it, to ours.
         """
         wanted = sorted(set(missing))
         await self._store.sync(paths.MARKS)  # a mark that is only cached, and was removed, must not count
@@ -115,7 +116,8 @@ class Underreplication:
                 continue
             except NoSuchNode:
                 with suppress(NodeExists):
-                    await self._create(path, marks.encode_mark(wanted, now_ms))
+                    async with unless_closed(self._store, paths.parent(path)):
+                        await self._create(path, marks.encode_mark(wanted, now_ms))
                     return True
         raise VersionConflict(f"{path}: lost {_ATTEMPTS_MAX} times in a row against other writers")
 
@@ -153,9 +155,13 @@ class Underreplication:
                 names = await self._children(path)
                 levels.append(iter([paths.join(path, name) for name in names]))
 
-    async def marked_ledgers(self) -> AsyncIterator[LedgerId]:
+    async def marked_ledgers(
+        self, unreadable: Callable[[str, UndecodableNode], None] | None = None
+    ) -> AsyncIterator[LedgerId]:
         """Yield the ids of the marked ledgers in ascending order. Costs one request to the store per 65,536 ids,
-        instead of two per ledger. The result may include a ledger whose mark is just being created or removed."""
+        instead of two per ledger. The result may include a ledger whose mark is just being created or removed. A
+        directory that another user has closed to ours is passed to `unreadable` and skipped, or raises UndecodableNode
+        if that is None."""
         await self._store.sync(paths.MARKS)
         levels = [iter([paths.MARKS])]
         while levels:
@@ -163,7 +169,13 @@ class Underreplication:
             if path is None:
                 levels.pop()
                 continue
-            names = sorted(await self._children(path))
+            try:
+                names = sorted(await self._children(path))
+            except UndecodableNode as error:
+                if unreadable is None:
+                    raise
+                unreadable(path, error)
+                continue
             if not paths.is_marks_page(path):
                 levels.append(iter([paths.join(path, name) for name in names]))
                 continue
@@ -174,7 +186,8 @@ class Underreplication:
 
     async def _children(self, path: str) -> list[str]:
         try:
-            return await self._store.children(path)
+            async with unless_closed(self._store, path):
+                return await self._store.children(path)
         except NoSuchNode:
             return []  # it was empty and has been removed
 

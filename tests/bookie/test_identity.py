@@ -14,6 +14,7 @@ from kvstore.bookie.identity import (
     refuse_orphaned_directories,
     remember_start,
 )
+from kvstore.bookie.opening import make_directory
 from kvstore.errors import ConfigError, MetadataUnknown, NoSuchNode
 from kvstore.meta import paths
 from kvstore.meta.cookie_store import CookieStore
@@ -167,11 +168,37 @@ def test_directories_other_than_the_formatted_ones_are_refused(world: SimWorld, 
         start(world, tree, index_dir="bookie/moved")
 
 
-def test_damaged_cookie_is_refused(world: SimWorld, tree: MemoryTree) -> None:
-    start(world, tree)
-    disk_of(world).flip_bit("bookie/index/VERSION", 8 * 3 + 5)
-    with pytest.raises(ConfigError, match="bookie/index"):
+@pytest.mark.parametrize(("damaged", "intact"), [("index", "journal"), ("journal", "index")])
+def test_damaged_cookie_is_refused_with_the_way_to_repair_it(
+    world: SimWorld, tree: MemoryTree, damaged: str, intact: str
+) -> None:
+    first, disk = start(world, tree), disk_of(world)
+    disk.flip_bit(f"bookie/{damaged}/VERSION", 8 * 3 + 5)
+    with pytest.raises(ConfigError, match=f"Copy bookie/{intact}/VERSION to bookie/{damaged}/VERSION"):
         start(world, tree)
+    disk.overwrite(f"bookie/{damaged}/VERSION", 0, disk.open(f"bookie/{intact}/VERSION").read(0, 4096))
+    assert start(world, tree) == BookieIdentity(first.bookie, False, ())
+
+
+def test_bookie_whose_cookies_are_all_damaged_is_refused_with_the_way_out(world: SimWorld, tree: MemoryTree) -> None:
+    start(world, tree)
+    for directory in ("bookie/journal", "bookie/index"):
+        disk_of(world).flip_bit(f"{directory}/VERSION", 8 * 3 + 5)
+    with pytest.raises(ConfigError, match="empty all of: bookie/journal, bookie/index"):
+        start(world, tree)
+
+
+def test_damaged_cookie_of_an_interrupted_format_names_the_way_out(world: SimWorld, tree: MemoryTree) -> None:
+    disk = disk_of(world)
+    for directory in ("bookie/journal", "bookie/index"):
+        make_directory(disk, directory)
+    file = disk.open("bookie/index/FORMATTING", create=True)
+    file.pwrite(0, b"no cookie")
+    file.sync()
+    with pytest.raises(ConfigError, match="Nothing is stored yet: empty all of: bookie/journal, bookie/index"):
+        start(world, tree)
+    empty(disk, "bookie/index")
+    assert start(world, tree).is_new
 
 
 @pytest.mark.parametrize("before", [1, 2, 3])

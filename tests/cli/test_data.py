@@ -1,5 +1,6 @@
 """`kvstore get|put|del|scan|load-tree|verify-tree` against gRPC servers in front of a model."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ from kvstore.cli.main import build
 from kvstore.cli.manifests import MAGIC, Chunked, Symlink, decode, encode, first_difference
 from kvstore.client import AsyncClient, Client
 from kvstore.errors import ConditionFailed, Corrupted, InvalidRequest, OutcomeUnknown, Unavailable
+from kvstore.partition.state.commands import Code, Op
 from kvstore.types import ServerId
 from tests.client.model import ModelCluster
 from tests.client.serving import Servers, serving_in_a_thread
@@ -286,23 +288,27 @@ def test_load_with_other_chunks_that_is_broken_off_hurts_nothing(
     assert stored(cluster) == before
 
 
-def test_replaced_chunks_are_removed_though_the_outcome_was_unknown(
-    kvstore: Run, cluster: ModelCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_replaced_chunks_are_removed_though_an_answer_was_lost(
+    kvstore: Run, cluster: ModelCluster, tmp_path: Path
 ) -> None:
-    """The second attempt finds the rows that the first one has written."""
+    """The second attempt gets the result of the first one, with the value that was replaced."""
     (tmp_path / "file").write_bytes(b"a" * 2_500)
     kvstore("load-tree", str(tmp_path), "--chunk-bytes", "1000")
     (tmp_path / "file").write_bytes(b"b" * 1_700)
-    replace, unknown = AsyncClient.replace, [OutcomeUnknown("perhaps")]
+    lost: list[Op] = []
 
-    async def once(self: AsyncClient, *words: Any, **more: Any) -> Any:
-        found = await replace(self, *words, **more)
-        if unknown:
-            raise unknown.pop()
-        return found
+    def lose_first_answer(op: Op, answer: Any) -> bool:
+        if op.code != Code.PUT or op.key != b"file" or lost:
+            return False
+        lost.append(op)
+        cluster.partitions[cluster.ring.partition_of(op.key)].run(op)
+        asyncio.get_running_loop().call_soon(answer, OutcomeUnknown("lost"))
+        return True
 
-    monkeypatch.setattr(AsyncClient, "replace", once)
+    for each in cluster.servers:
+        each.intercept = lose_first_answer
     assert kvstore("load-tree", str(tmp_path), "--chunk-bytes", "1000").exit_code == 0
+    assert lost
     assert len(stored(cluster)) == 3
 
 

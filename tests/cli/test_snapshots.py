@@ -26,7 +26,7 @@ from kvstore.spark.snapshots.legal_holds import LegalHold
 from kvstore.spark.snapshots.manifest import NAME, Manifest, encode
 from kvstore.spark.snapshots.planning import NotContinuable, SnapshotRequest
 from kvstore.spark.snapshots.store import RESUMABLE_S
-from tests.spark.snapshots.made import EPOCH_MS, full, incremental, manifest_of, some_log
+from tests.spark.snapshots.made import EPOCH_MS, HOUR_MS, full, incremental, manifest_of, some_log
 
 Run = Callable[..., tuple[int, str, str]]
 LOG = some_log(90)
@@ -94,6 +94,25 @@ def test_list_can_fail_by_age(
     found, _, err = run("list", store.root, "--max-age-hours", limit)
     assert found == code
     assert err.count("\n") == code
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_list_fails_by_age_for_each_cluster(
+    run: Run, store: DirectoryStore, monkeypatch: pytest.MonkeyPatch, is_damaged: bool
+) -> None:
+    """A new snapshot of one cluster does not hide the missing night of another."""
+    made = full(store, "z", LOG)
+    later = tuple(replace(each, time_ms=each.time_ms + 48 * HOUR_MS) for each in made.partitions)
+    another = replace(made, cluster="cluster-2", partitions=later)
+    (store.root / "z" / NAME).write_bytes(encode(another))
+    monkeypatch.setattr("kvstore.cli.snapshots.time.time", lambda: complete_until_ms(another) / 1000 + 3600)
+    if is_damaged:
+        damage(store.root / "a" / NAME)
+    code, _, err = run("list", store.root, "--max-age-hours", 26)
+    assert code == 1
+    assert "cluster cluster-1" in err
+    assert ("does not exist" in err) == is_damaged
+    assert run("list", store.root, "--max-age-hours", 99)[0] == int(is_damaged)
 
 
 def test_verify_proves_a_chain(run: Run, store: DirectoryStore) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,14 @@ import pytest
 
 from kvstore.cli import trees
 from kvstore.client import AsyncClient
+from kvstore.client.aio import client
 from kvstore.client.core.config import parse_url
+from kvstore.env.library_env import library_env
+from kvstore.errors import OutcomeUnknown
+from kvstore.partition.state.commands import Code, Op, Put
 from tests.client.model import ModelCluster
-from tests.client.serving import serving
+from tests.client.serving import HandClock, serving
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -51,6 +58,32 @@ async def test_missing_files_and_unreadable_folders_are_named_the_rest_stored(
             assert "is a folder that cannot be read" in problems["locked"]
             assert found["files"] == 2
         assert await client.get(b"z/c") is not None
+
+
+async def test_file_whose_write_stays_unknown_is_not_written_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another client writes the key before the timeout."""
+    cluster, clock = ModelCluster(), HandClock()
+    monkeypatch.setattr(client, "library_env", lambda name: replace(library_env(name), clock=clock))
+
+    def intercept(op: Op, answer: Any) -> bool:
+        if op.key != b"a" or op.code != Code.PUT or lost:
+            return False
+        lost.append(op)
+        for each in (op, Put(b"a", b"of another client")):
+            cluster.partitions[cluster.ring.partition_of(b"a")].run(each)
+        clock.at += PATIENCE_S
+        asyncio.get_running_loop().call_soon(answer, OutcomeUnknown("lost"))
+        return True
+
+    for each in cluster.servers:
+        each.intercept = intercept
+    lost: list[Op] = []
+    async with serving(cluster) as servers:
+        found = await trees.load(parse_url(servers.patient_url), folder, b"", 1 << 20)
+    assert [each["path"] for each in found["problems"]] == ["a"]
+    assert cluster.partitions[cluster.ring.partition_of(b"a")].data[b"a"].value == b"of another client"
 
 
 def test_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:

@@ -57,6 +57,19 @@ class ModelClock(Unjudged):
         return 1
 
 
+class HandClock(Unjudged):
+    """A client's clock, which advances when the test says so."""
+
+    def __init__(self) -> None:
+        self.at = 1000.0
+
+    def now(self) -> float:
+        return self.at
+
+    def wall_ms(self) -> int:
+        return 0
+
+
 class Servers:
     """The cluster's gRPC servers; each can be stopped and started again on its port."""
 

@@ -2,19 +2,22 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from sortedcontainers import SortedDict
 
+from kvstore.client import bulk
 from kvstore.client.bulk import BACKLOG_BATCHES, Loader, Row
 from kvstore.client.core.config import parse_url
+from kvstore.env.library_env import library_env
 from kvstore.errors import InvalidRequest, Moved, OutcomeUnknown, StoreError, Unavailable
-from kvstore.partition.state.commands import Code, Op
+from kvstore.partition.state.commands import Code, Delete, Op, Put
 from kvstore.ring.ring import Ring
 from kvstore.types import PartitionId
 from tests.client.model import ModelCluster
-from tests.client.serving import Servers, serving
+from tests.client.serving import HandClock, Servers, serving
 from tests.waiting import PATIENCE_S
 
 P1, P2 = PartitionId("p1"), PartitionId("p2")
@@ -108,7 +111,7 @@ async def test_value_of_the_largest_size_is_written(servers: Servers, if_absent:
     assert (load.written, load.kept) == ((1, 1) if if_absent else (2, 0))
 
 
-async def test_batch_of_unknown_outcome_is_written_again(servers: Servers) -> None:
+async def test_batch_of_unknown_outcome_is_sent_again(servers: Servers) -> None:
     on_first_writes(servers, 3, lambda op: OutcomeUnknown("lost"))
     async with loader(servers) as load:
         await load.add(rows(50))
@@ -116,29 +119,46 @@ async def test_batch_of_unknown_outcome_is_written_again(servers: Servers) -> No
     assert servers.cluster.doubly_applied() == []
 
 
-async def test_rows_of_a_batch_of_unknown_outcome_count_as_kept(
-    servers: Servers, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("if_absent", [False, True])
+async def test_batch_whose_outcome_stays_unknown_is_not_written_again(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch, if_absent: bool
 ) -> None:
-    load = loader(servers, if_absent=True)
-    run, lost = load._engine.run, 0
+    """Another client deletes a row of the batch before the timeout."""
+    clock, (kept, deleted) = HandClock(), (servers.cluster.key_of(P1, number) for number in range(2))
+    monkeypatch.setattr(bulk, "library_env", lambda name: replace(library_env(name), clock=clock))
 
-    async def losing(operation: Any, timeout_s: float | None) -> Any:
-        nonlocal lost
-        answer = await run(operation, timeout_s)
-        if not lost:
-            lost = len(operation.options.operations)
-            raise OutcomeUnknown("no outcome in time")
-        return answer
+    def no_answer_in_time(op: Op) -> StoreError:
+        for each in (op, Delete(deleted)):
+            servers.cluster.partitions[P1].run(each)
+        clock.at += PATIENCE_S
+        return OutcomeUnknown("lost")
 
-    monkeypatch.setattr(load._engine, "run", losing)
-    async with load:
-        await load.add(rows(50))
-    assert stored(servers) == {row.key: row.value for row in rows(50)}
-    assert lost
-    assert (load.written, load.kept) == (50 - lost, lost)
+    on_first_writes(servers, 1, no_answer_in_time)
+    with pytest.raises(OutcomeUnknown):
+        async with loader(servers, if_absent=if_absent) as load:
+            await load.add([Row(kept, b"v"), Row(deleted, b"v")])
+    assert stored(servers) == {kept: b"v"}
 
 
-async def test_batch_that_a_new_ring_splits_is_written_in_parts(servers: Servers) -> None:
+async def test_rows_of_a_batch_whose_answer_was_lost_count_as_written(servers: Servers) -> None:
+    on_first_writes(servers, 1, lambda op: servers.cluster.partitions[P1].run(op) and OutcomeUnknown("lost"))
+    async with loader(servers, if_absent=True) as load:
+        await load.add([Row(servers.cluster.key_of(P1, number), b"v") for number in range(2)])
+    assert (load.written, load.kept) == (2, 0)
+
+
+async def test_row_that_exists_is_kept_after_an_attempt_was_lost(servers: Servers) -> None:
+    key = servers.cluster.key_of(P1)
+    servers.cluster.partitions[P1].run(Put(key, b"first"))
+    on_first_writes(servers, 1, lambda op: OutcomeUnknown("lost"))
+    async with loader(servers, if_absent=True) as load:
+        await load.add([Row(key, b"v")])
+    assert stored(servers) == {key: b"first"}
+    assert (load.written, load.kept) == (0, 1)
+
+
+@pytest.mark.parametrize("is_sent", [False, True])
+async def test_batch_that_a_new_ring_splits_is_written_in_parts(servers: Servers, is_sent: bool) -> None:
     cluster = servers.cluster
 
     def half_of_p1_moves(op: Op) -> StoreError:
@@ -151,7 +171,7 @@ async def test_batch_that_a_new_ring_splits_is_written_in_parts(servers: Servers
             tokens[(first + last) // 2] = P2
             cluster.ring = Ring(ring.version + 1, ring.partitions, tokens, ring.hash)
             cluster.changed()
-        return Moved("p2", cluster.ring.version)
+        return OutcomeUnknown("lost") if is_sent else Moved("p2", cluster.ring.version)
 
     on_first_writes(servers, 3, half_of_p1_moves)
     async with loader(servers) as load:

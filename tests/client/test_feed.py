@@ -10,8 +10,9 @@ from grpc import StatusCode
 from grpc.aio import AioRpcError, Metadata
 
 from kvstore.client import FeedReader
-from kvstore.errors import InvalidRequest, Unavailable
+from kvstore.errors import InvalidRequest, OutcomeUnknown, Unavailable
 from kvstore.proto import feed_pb2
+from tests.waiting import PATIENCE_S
 
 NOBODY = "kv://127.0.0.1:9?timeout=1ms"
 
@@ -63,3 +64,19 @@ def test_answer_of_another_cluster_counts_more_than_a_late_call(
         pytest.raises(Unavailable, match="'theirs' is another cluster: expected a server of 'ours'"),
     ):
         feed.positions()
+
+
+def test_hold_in_flight_stays_unknown_when_the_reader_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    stub_of = FeedReader._stub
+
+    class Stub:
+        def Hold(self, request: feed_pb2.HoldRequest, timeout: float) -> feed_pb2.HoldResponse:
+            monkeypatch.setattr(FeedReader, "_stub", stub_of)
+            feed.close()
+            raise AioRpcError(StatusCode.CANCELLED, Metadata(), Metadata(), "Channel closed!")
+
+    stub = Stub()
+    monkeypatch.setattr(FeedReader, "_stub", lambda *_: stub)
+    feed = FeedReader(f"kv://127.0.0.1:9?timeout={PATIENCE_S:g}s")
+    with pytest.raises(OutcomeUnknown):
+        feed.hold("h", {"p1": 7}, 60.0)

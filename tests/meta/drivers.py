@@ -214,12 +214,23 @@ class ClosedStore(MemoryStore):
     """The session of a user to whom another user has closed some nodes."""
 
     closed = frozenset[str]()
-    """Nodes that only another user may read."""
+    """Nodes that only another user may read or create nodes below."""
 
     async def get(self, path: str) -> tuple[bytes, Stat]:
+        self._check(path)
+        return await super().get(path)
+
+    async def children(self, path: str) -> list[str]:
+        self._check(path)
+        return await super().children(path)
+
+    async def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequential: bool = False) -> str:
+        self._check(paths.parent(path))
+        return await super().create(path, data, ephemeral=ephemeral, sequential=sequential)
+
+    def _check(self, path: str) -> None:
         if path in self.closed:
             raise MetadataDenied(f"{path}: not authenticated")
-        return await super().get(path)
 
 
 class LaggingStore(MemoryStore):

@@ -242,6 +242,23 @@ async def test_vote_of_another_user_keeps_no_candidate_from_voting() -> None:
     assert await votes.stand()
 
 
+# docs/protocol.md P34
+async def test_mark_below_a_directory_of_another_user_is_refused_by_its_name() -> None:
+    store = ClosedStore()
+    await LayoutStore(store).ensure("id")
+    await Underreplication(MemoryStore(store.tree)).mark(SEVEN, [B1], 5)
+    page = paths.parent(paths.parent(paths.mark(SEVEN)))
+    store.closed = frozenset({page})
+    repair = Underreplication(store)
+    with pytest.raises(UndecodableNode, match=page):
+        await repair.mark(LedgerId(70), [B1], 5)
+    with pytest.raises(UndecodableNode, match=page):
+        assert [each async for each in repair.marked_ledgers()]
+    found = []
+    assert [each async for each in repair.marked_ledgers(lambda path, _: found.append(path))] == []
+    assert found == [page]
+
+
 # docs/protocol.md A4
 async def test_nobody_is_auditor_without_a_connection() -> None:
     store = FaultyStore()

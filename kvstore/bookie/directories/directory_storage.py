@@ -8,11 +8,13 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from kvstore.bookie.authority import MetadataAuthority
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.directories.gathering import Directory, unreadable
 from kvstore.bookie.directories.refusing import CANNOT_STORE, Refusing
 from kvstore.bookie.statistics import Statistics
 from kvstore.bookie.storage import BookieStorage
+from kvstore.bookie.upkeep.limbo import Elsewhere, record_nothing, survey
 from kvstore.os_errors import is_passing
 
 log = logging.getLogger(__name__)
@@ -123,6 +125,13 @@ class DirectoryStorage:
         asked, self._asked = self._asked, {}
         for refuse in asked.values():
             self._refuse(refuse)
+
+    # docs/protocol.md B24
+    async def survey(self, authority: MetadataAuthority, is_elsewhere: Elsewhere) -> None:
+        """Find out which ledgers this failed directory may lack records of, and refuse these too. Until then it refuses
+        every ledger that no directory knows."""
+        await survey(self.storage, authority, is_elsewhere, record_nothing)
+        self.ledgers = frozenset(self.storage.inventory.ledgers)
 
     def _refuse(self, refuse: Callable[[], Any]) -> None:
         try:

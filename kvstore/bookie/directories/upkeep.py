@@ -34,11 +34,15 @@ def start_upkeep(
         return [_start(env, config, storage, authority, is_ours, nursery, nowhere)]
     nurseries = {part.directory.number: nursery.child(part.directory.path) for part in storage.parts}
 
-    def end(part: DirectoryStorage) -> None:
-        nursery.spawn(nurseries[part.directory.number].close(), name=f"stop the upkeep of {part.directory.path}")
+    async def end(part: DirectoryStorage) -> None:
+        await nurseries[part.directory.number].close()
+        await part.survey(authority, partial(storage.homes.is_elsewhere, part))
 
-    storage.on_failed(end)
-    return [
+    def has_failed(part: DirectoryStorage) -> None:
+        nursery.spawn(end(part), name=f"end the upkeep of {part.directory.path}")
+
+    storage.on_failed(has_failed)
+    found = [
         _start(
             env,
             part.config,
@@ -50,6 +54,10 @@ def start_upkeep(
         )
         for part in storage.parts
     ]
+    for part in storage.parts:
+        if part.reason:  # it failed between its start and this one
+            has_failed(part)
+    return found
 
 
 def admitted(storage: AnyStorage, is_ours: IsOurs) -> set[int]:

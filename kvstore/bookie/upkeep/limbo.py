@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from kvstore.bookie.authority import MetadataAuthority
 from kvstore.bookie.fencing import names
@@ -33,19 +33,42 @@ def nowhere(_ledger: int) -> bool:
     return False
 
 
-async def survey(storage: BookieStorage, authority: MetadataAuthority, is_elsewhere: Elsewhere = nowhere) -> None:
+async def record_doubts(storage: BookieStorage) -> None:
+    """Record that the ledgers known here are in limbo, and that no others are. Returns once that is on disk. Raises
+    JournalFull or OSError."""
+    for _, found in sorted(storage.inventory.ledgers.items()):
+        storage.facts.set_limbo(found, True)
+    storage.journal.append(RecordKind.LIMBO, CLEARED, -1, -1, b"", use=Use.FACT)
+    await storage.synced()
+
+
+async def record_nothing(_storage: BookieStorage) -> None:
+    """Record nothing; used if the directory has failed. Its next start repeats the survey."""
+
+
+RecordDoubts = Callable[[BookieStorage], Awaitable[None]]
+
+
+async def survey(
+    storage: BookieStorage,
+    authority: MetadataAuthority,
+    is_elsewhere: Elsewhere = nowhere,
+    record: RecordDoubts = record_doubts,
+) -> None:
     """Put every ledger that names this bookie or is known here in limbo, then end the limbo of all others. A ledger
-    created after the survey began has lost nothing. Returns once the records are on disk."""
+    created after the survey began has lost nothing. Returns once `record` has recorded the result."""
     while storage.inventory.is_limbo:
         try:
-            await _survey(storage, authority, is_elsewhere)
+            await _survey(storage, authority, is_elsewhere, record)
             return
         except (MetadataError, JournalFull, OSError) as error:
             log.warning("survey of ledgers that may lack records failed, retrying error=%r", error)
             await asyncio.sleep(RETRY_S)
 
 
-async def _survey(storage: BookieStorage, authority: MetadataAuthority, is_elsewhere: Elsewhere) -> None:
+async def _survey(
+    storage: BookieStorage, authority: MetadataAuthority, is_elsewhere: Elsewhere, record: RecordDoubts
+) -> None:
     inventory = storage.inventory
     for ledger in await authority.ledgers():
         is_unknown = ledger not in inventory.ledgers and ledger not in inventory.tombstones
@@ -53,10 +76,7 @@ async def _survey(storage: BookieStorage, authority: MetadataAuthority, is_elsew
             continue
         if not is_elsewhere(ledger):  # it may have come there meanwhile
             inventory.known(ledger)
-    for _, found in sorted(inventory.ledgers.items()):
-        storage.facts.set_limbo(found, True)
-    storage.journal.append(RecordKind.LIMBO, CLEARED, -1, -1, b"", use=Use.FACT)
-    await storage.synced()
+    await record(storage)
     inventory.set_limbo(False)
     log.warning("ledgers may lack records ledgers=%d", len(inventory.ledgers))
 

@@ -31,6 +31,7 @@ from kvstore.client.coordination.steps import (
 )
 from kvstore.client.coordination.tasks import RecipeCaller, SessionRunner
 from kvstore.client.coordination.work_queue import Taken
+from kvstore.client.core.batch import Batch
 from kvstore.client.core.fanout import PAGE_LIMIT_MAX
 from kvstore.client.core.values import Item
 from kvstore.coordination_keys import BARRIER, LEADER, LOCK, MEMBER, QUEUE, RENDEZVOUS
@@ -103,9 +104,9 @@ class AsyncSession(SessionRunner):
             self.lease.not_opened()
             raise
         self.lease.opened(results, sent)
-        if self.lost.is_set():
-            raise self.lease.ended()  # the session was closed meanwhile
-        self._start(self._renew)
+        if not self._start(self._renew):  # the session was closed meanwhile, when its key may not have existed yet
+            await self._end_in_store(self.lease.closing())
+            raise self.lease.ended()
         return self
 
     async def close(self) -> None:
@@ -116,13 +117,16 @@ class AsyncSession(SessionRunner):
         await self._run_step(self._close)
 
     async def _close(self) -> None:
-        was_alive = self.is_alive
+        was_over = self.lost.is_set()
         closing = await self._end()
-        if was_alive:
-            try:
-                await self._client.batch(closing, timeout_s=min(CLOSE_S, self.lease.ttl_s))
-            except StoreError:
-                return  # nothing renews the keys any more
+        if not was_over and self.now() < self.lease.deadline:
+            await self._end_in_store(closing)
+
+    async def _end_in_store(self, closing: Batch) -> None:
+        try:
+            await self._client.batch(closing, timeout_s=min(CLOSE_S, self.lease.ttl_s))
+        except StoreError:
+            return  # nothing renews the keys any more
 
     async def __aenter__(self) -> Self:
         return await self.open()

@@ -93,9 +93,12 @@ class SessionRunner:
         except TimeoutError:
             return None
 
-    def _start(self, renew: Callable[[], Awaitable[None]]) -> None:
-        """Start the task that renews the lease."""
+    def _start(self, renew: Callable[[], Awaitable[None]]) -> bool:
+        """Start the task that renews the lease. Return False if the session was closed before."""
+        if self._is_closing or self.lost.is_set():
+            return False
         self._env.nursery.spawn(self._keep_alive(renew), name="keep alive")
+        return True
 
     async def _keep_alive(self, renew: Callable[[], Awaitable[None]]) -> None:
         try:

@@ -132,10 +132,13 @@ class SessionRunner:
                 del self._waits[changes]
             changes.close()
 
-    def _start(self, renew: Callable[[], None]) -> None:
-        """Start the thread that renews the lease."""
+    def _start(self, renew: Callable[[], None]) -> bool:
+        """Start the thread that renews the lease. Return False if the session was closed before."""
+        if self.lost.is_set():
+            return False
         self._keeper = threading.Thread(target=self._keep_alive, args=(renew,), name="kvstore session", daemon=True)
         self._keeper.start()
+        return True
 
     def _keep_alive(self, renew: Callable[[], None]) -> None:
         try:

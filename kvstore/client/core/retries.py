@@ -43,7 +43,8 @@ class NoServerReachable(Unavailable):
 
 
 def final_error_or_none(operation: ClientOperation, error: StoreError) -> StoreError | None:
-    """Return the error to raise for an attempt that ended with `error`, or None to retry with the same id."""
+    """Return the error to raise for an attempt that ended with `error`, or None to retry with the same id. If an
+    earlier attempt may have been carried out, it is OutcomeUnknown with the cause `error`."""
     operation.is_sent = False
     if isinstance(error, OutcomeUnknown):
         operation.is_unknown = not operation.is_read
@@ -51,7 +52,9 @@ def final_error_or_none(operation: ClientOperation, error: StoreError) -> StoreE
     if isinstance(error, Retryable):
         return None
     if operation.is_unknown:
-        return OutcomeUnknown(f"an attempt may have been carried out; a later one failed: {error}")
+        unknown = OutcomeUnknown(f"an attempt may have been carried out; a later one failed: {error}")
+        unknown.__cause__ = error
+        return unknown
     if isinstance(error, RequestExpired) and operation.renumbered < RENUMBER_MAX:
         operation.numbering.renumber(operation)
         return None

@@ -60,18 +60,22 @@ class Exports:
 
     def next(self, number: str) -> bytes:
         """Return the next chunk of the export. Raises InvalidRequest if the export is not open. Raises Unavailable if
-        this replica may be damaged, because its copy would then agree with it."""
-        self._trust()
+        this replica may be damaged, because its copy would then agree with it. An error closes the export, because a
+        later chunk would lack the rows at which it failed."""
         export, _ = self._open.get(number, (None, 0.0))
         if export is None:
             raise InvalidRequest(f"expected an open export, got {number!r}; begin again")
         try:
+            self._trust()
             chunk = export.next_chunk(CHUNK_BYTES)
         except ViewClosed:
             self._close(number)
             raise InvalidRequest(
                 f"export {number!r} has ended: this replica's state was replaced; begin again"
             ) from None
+        except BaseException:
+            self._close(number)
+            raise
         assert chunk is not None, "an export that has ended is closed"
         if export.has_ended:
             self._close(number)

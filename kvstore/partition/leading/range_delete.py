@@ -34,7 +34,7 @@ class Reap(DeleteRange):
     """Delete those of `keys` that are past their expiry. Only the leader itself queues this operation."""
 
     key: bytes = b""
-    end: bytes = b""
+    end: bytes = b""  # type: ignore[misc]  # empty in every other class
     keys: list[bytes] = msgspec.field(default_factory=list)
 
 

@@ -138,6 +138,8 @@ class Operation(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields
     """The tokens to which a keyless operation is limited (scope.py). Not sent."""
     ops: ClassVar[tuple[Op, ...]] = ()
     """The operations that a batch or a transaction consists of; empty for every other operation."""
+    end: ClassVar[bytes] = b""
+    """The end of the range of an operation on a range; empty for every other operation."""
 
 
 class ReadOp(Operation):
@@ -251,7 +253,7 @@ class DeleteRange(WriteOp, gc=True, dict=True, tag=int(Code.DELETE_RANGE)):
     the last key. The deletes are not atomic."""
 
     key: Annotated[bytes, msgspec.Meta(max_length=KEY_BYTES_MAX)]
-    end: _Value
+    end: _Value  # type: ignore[misc]  # empty in every other class
     request: RequestId | None = None
 
 
@@ -260,7 +262,7 @@ class Scan(ReadOp, gc=True, dict=True, tag=int(Code.SCAN)):
     One result holds at most `limit` keys and about 1 MiB."""
 
     key: _Start
-    end: _Value
+    end: _Value  # type: ignore[misc]  # empty in every other class
     limit: int
     flags: int = 0
     level: _Level = Level.LINEARIZABLE
@@ -305,7 +307,7 @@ class Range(ReadOp, gc=True, dict=True, tag=int(Code.RANGE)):
     its own because a server that does not know these flags would ignore them in a scan."""
 
     key: _Start
-    end: _Value
+    end: _Value  # type: ignore[misc]  # empty in every other class
     limit: int
     flags: int = 0
     level: _Level = Level.LINEARIZABLE

@@ -278,10 +278,11 @@ def _check_batch(ops: tuple[Op, ...]) -> None:
 
 
 def size_of(op: Op) -> int:
-    """Return the number of bytes of the keys and values that the operation carries."""
+    """Return the number of bytes of the keys and values that the operation carries. The end of a range is a key, and
+    may be as long as a value."""
     if op.__class__ is Put or op.__class__ is Append:
         return len(op.key) + len(op.value)
-    return sum(map(size_of, op.ops)) if op.ops else len(op.key)
+    return sum(map(size_of, op.ops)) if op.ops else len(op.key) + len(op.end)
 
 
 _RULES: dict[int, Callable[[Deciding, Any], Result]] = {

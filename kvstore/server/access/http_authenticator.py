@@ -91,5 +91,13 @@ class HttpAuthenticator:
         return self._access.on_change(changed)
 
     def _refusal(self, identity: UserIdentity, request: HttpRequest, error: StoreError, status: int) -> HttpResponse:
-        self.refused(identity, request, f"HTTP {request.path[:100]}", error)
+        if not _is_challenge(request, error):
+            self.refused(identity, request, f"HTTP {request.path[:100]}", error)
         return text_response(f"{status}: {error}\n", status, CHALLENGE if status == 401 else {})
+
+
+def _is_challenge(request: HttpRequest, error: StoreError) -> bool:
+    """Return True if a browser may have opened a page before it asks its user to log in. That is no refusal."""
+    is_page = request.path in ("/", "/ui") or request.path.startswith("/ui/")
+    has_login = request.headers.get("Authorization") is not None
+    return type(error) is NotAuthenticated and request.method == "GET" and is_page and not has_login

@@ -52,7 +52,7 @@ def written_bytes(op: Op) -> int:
     few."""
     if op.__class__ is Put:
         return len(op.value)
-    return size_of(op) if op.__class__ is Append or op.ops else 0
+    return size_of(op) if op.__class__ is Append or op.ops or op.end else 0
 
 
 def keys_of(op: Op) -> list[bytes]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -18,7 +18,7 @@ from kvstore.errors import InvalidRequest, PositionTrimmed
 from kvstore.spark.pins import kept_alive, release
 from kvstore.spark.snapshots.chains import Cut
 from kvstore.spark.snapshots.manifest import Manifest
-from kvstore.spark.snapshots.planning import SPLIT_BYTES, change_pieces, left_places, place_of
+from kvstore.spark.snapshots.planning import SPLIT_BYTES, change_pieces, left_places, pin_all, place_of
 from kvstore.spark.snapshots.store import SnapshotStore
 from kvstore.spark.snapshots.tables import CONTENT, EXACT, Differences, Read, Tables
 from kvstore.spark.snapshots.tasks import PAGE_BYTES, PATIENCE_S, changes
@@ -36,7 +36,7 @@ def against_origin(
     """Compare the original store with the snapshot plus the later changes from the logs. Returns the counts of
     differences and at most `examples` keys. Raises InvalidRequest if the logs no longer reach back to the snapshot."""
     last = chain[-1]
-    with _pinned(cluster, last.cluster) as pinned:
+    with _pinned(cluster, partial(_pin_with_logs, cluster, last.cluster)) as pinned:
         changes_of = partial(_changes_of, cluster, last.cluster)
         later = [*map(changes_of, _pieces_since(last, pinned, cluster)), *_committed_intents(pinned)]
         expected = tables.folded(store, chain, Cut(), later)
@@ -53,7 +53,7 @@ def against_restored(
 ) -> Differences:
     """Compare a restored store with the snapshot at `cut`. The store should have the keys, values and expiry times
     of the snapshot and nothing else. Returns the counts of differences and at most `examples` keys."""
-    with _pinned(cluster) as pinned:
+    with _pinned(cluster, partial(_pin, cluster)) as pinned:
         return _differences(tables, tables.folded(store, chain, cut), pinned, CONTENT, examples)
 
 
@@ -106,11 +106,23 @@ def _pieces_since(last: Manifest, pinned: PinnedStore, cluster: ClientConfig) ->
     return pieces
 
 
+def _pin(cluster: ClientConfig, name: str, instance: str = "") -> PinnedStore:
+    return pin_store(cluster, ttl_s=PIN_TTL_S, id=name, split_bytes=SPLIT_BYTES, identity=instance)
+
+
+def _pin_with_logs(cluster: ClientConfig, instance: str, name: str) -> PinnedStore:
+    """Pin every partition that has logged anything, because its log may have changes since a snapshot. Raises
+    Unavailable if one of them stays without a leader."""
+    with FeedReader(cluster, instance) as feed:
+        return pin_all(feed, partial(_pin, cluster, name, instance))[0]
+
+
 @contextmanager
-def _pinned(cluster: ClientConfig, instance: str = "") -> Iterator[PinnedStore]:
+def _pinned(cluster: ClientConfig, pin: Callable[[str], PinnedStore]) -> Iterator[PinnedStore]:
+    """Pin the store with `pin`, which gets the name of the pin, and release the pin at the end."""
     name = f"verify-{uuid4().hex[:12]}"
     try:
-        pinned = pin_store(cluster, ttl_s=PIN_TTL_S, id=name, split_bytes=SPLIT_BYTES, identity=instance)
+        pinned = pin(name)
         with kept_alive(cluster, name, PIN_TTL_S, pinned_at=time.time()):
             yield pinned
     finally:  # also after an interrupt while servers pin

@@ -47,6 +47,17 @@ class Inventory:
         return usable[-1] if usable else None
 
     @property
+    def newest_by_cluster(self) -> dict[str, Manifest | None]:
+        """The newest usable snapshot of each cluster that has a snapshot here; None if none of them is usable."""
+        found: dict[str, Manifest | None] = {}
+        for each in self.snapshots:
+            if each.manifest is not None:
+                found.setdefault(each.manifest.cluster, None)
+                if each.is_usable:
+                    found[each.manifest.cluster] = each.manifest
+        return found
+
+    @property
     def complete_until_ms(self) -> int | None:
         """The time in milliseconds since 1970 up to which the newest usable snapshot has all writes; None without
         one."""

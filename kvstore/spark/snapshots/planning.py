@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from uuid import uuid4
@@ -105,8 +105,21 @@ def plan_snapshot(wanted: SnapshotRequest, now_ms: int) -> SnapshotPlan:
 
 
 def _pin(wanted: SnapshotRequest, name: str, feed: FeedReader) -> tuple[PinnedStore, list[PartitionFeed]]:
-    """Pin a position in every partition that has logged anything. Returns the pin, and the feeds as they were before
-    the pin.
+    def pin() -> PinnedStore:
+        return pin_store(
+            wanted.cluster,
+            ttl_s=wanted.pin_ttl_s,
+            id=pin_name(name),
+            split_bytes=wanted.split_bytes,
+            identity=wanted.instance,
+        )
+
+    return pin_all(feed, pin)
+
+
+def pin_all(feed: FeedReader, pin: Callable[[], PinnedStore]) -> tuple[PinnedStore, list[PartitionFeed]]:
+    """Pin a position in every partition that has logged anything, with a repeatable call of `pin`. Returns the pin, and
+    the feeds as they were before the pin.
 
     A partition that owns no tokens may fail to be pinned. It cannot be skipped, because its keys have changed and it
     may own tokens again, so the function raises Unavailable.
@@ -114,13 +127,7 @@ def _pin(wanted: SnapshotRequest, name: str, feed: FeedReader) -> tuple[PinnedSt
     until = time.monotonic() + SILENT_S
     while True:
         before = feed.positions()
-        pinned = pin_store(
-            wanted.cluster,
-            ttl_s=wanted.pin_ttl_s,
-            id=pin_name(name),
-            split_bytes=wanted.split_bytes,
-            identity=wanted.instance,
-        )
+        pinned = pin()
         here = {each.partition for each in pinned.partitions}
         silent = [each.partition for each in before if each.latest and not each.ended and each.partition not in here]
         if not silent:

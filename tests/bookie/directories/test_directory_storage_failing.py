@@ -7,11 +7,13 @@ import asyncio
 import pytest
 
 from kvstore.bookie.directories.spread import SpreadStorage
+from kvstore.bookie.directories.upkeep import start_upkeep
+from kvstore.bookie.inventory import none_are_ours
 from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.proto.bookkeeper import LAST_ENTRY, Status
 from kvstore.types import LedgerState
 from tests.bookie.directories.support import A, B, Naming, Spread, open_spread
-from tests.bookie.support import KEY, crash, in_world, packet, run
+from tests.bookie.support import KEY, crash, in_world, packet, run, tiny
 from tests.sim.world.env import NodeCrashed, SimWorld
 from tests.sim.world.pause import pause
 
@@ -113,6 +115,38 @@ async def test_new_ledgers_avoid_a_failed_directory(world: SimWorld, store: Memo
     shelf = await filled(world, store, meta)
     await lose(world, shelf)
     for ledger in range(100, 130):
+        assert await shelf.status(ledger, 0) is Status.NO_LEDGER
+        assert await shelf.add(ledger, 0) is Status.OK
+        assert shelf.home(ledger) == A
+
+
+# docs/protocol.md B7, B24
+@pytest.mark.parametrize("when", ["before its upkeep", "during its survey"])
+@in_world
+async def test_new_ledgers_avoid_a_directory_that_failed_in_limbo(
+    world: SimWorld, store: MemoryStore, meta: Naming, when: str
+) -> None:
+    """The directory may have lost records of ledgers that were made before, so these stay unknown."""
+    shelf = await filled(world, store, meta)
+    assert isinstance(shelf.storage, SpreadStorage)
+    (part,) = (each for each in shelf.storage.parts if each.directory.path == B)
+    part.storage.inventory.set_limbo(True)
+    meta.fails_listing = True
+    if when == "before its upkeep":
+        await lose(world, shelf)
+    start_upkeep(shelf.env, tiny(), shelf.storage, meta, none_are_ours, shelf.env.nursery)
+    await pause(1)
+    if when == "during its survey":
+        await lose(world, shelf)
+    meta.create(300)
+    assert await shelf.add(300, 0) is Status.IO_ERROR, "no list says yet that the ledger was made later"
+    meta.fails_listing = False
+    await pause(10)
+    for ledger in (*range(30, 50), 300):
+        assert await shelf.add(ledger, 0) is Status.IO_ERROR
+        assert await shelf.status(ledger, 0, fence=True) is Status.UNKNOWN_LEDGER_STATE
+    for ledger in range(500, 520):
+        meta.create(ledger)
         assert await shelf.status(ledger, 0) is Status.NO_LEDGER
         assert await shelf.add(ledger, 0) is Status.OK
         assert shelf.home(ledger) == A

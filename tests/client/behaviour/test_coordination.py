@@ -8,6 +8,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from math import inf
 from typing import Any, Self
 
@@ -25,30 +26,17 @@ from kvstore.client.coordination import (
 )
 from kvstore.client.coordination.lease import CALL_S_MIN
 from kvstore.client.core.batch import Batch
-from kvstore.client.core.operation import GET, PUT
+from kvstore.client.core.operation import DELETE, GET, PUT
 from kvstore.client.core.values import Item, Page
 from kvstore.client.core.watching import Change
-from kvstore.env.clock import Unjudged
 from kvstore.env.library_env import LibraryEnv, library_env
 from kvstore.env.nursery import TaskNursery
 from kvstore.errors import InvalidRequest, OutcomeUnknown, Unavailable
 from kvstore.rpc import workers
+from tests.client.serving import HandClock
 from tests.waiting import PATIENCE_S, wait_until_blocking
 
 OTHER = b"{t}/lock/l/other"
-
-
-class HandClock(Unjudged):
-    """A clock that advances when a call takes time."""
-
-    def __init__(self) -> None:
-        self.at = 1000.0
-
-    def now(self) -> float:
-        return self.at
-
-    def wall_ms(self) -> int:
-        return 0
 
 
 class Store:
@@ -71,6 +59,8 @@ class Store:
             if each.code == PUT:
                 self.created.setdefault(each.key, len(self.created) + 1)
                 self.values[each.key] = each.value
+            elif each.code == DELETE:
+                self.created.pop(each.key, None)
         return [Item(b"", 5, 5, 0, 99) if each.code == GET else 7 for each in batch.operations]
 
     def meta(self, key: bytes, *, timeout_s: float) -> object:
@@ -329,6 +319,53 @@ async def test_changes_that_wake_no_asyncio_item_waiter_cost_no_read() -> None:
     async with AsyncSession(AsyncClient(store), b"t") as session:  # type: ignore[arg-type]
         assert (await AsyncQueue(session, b"q").take()).name == b"01"
     assert store.looks == 3
+
+
+@pytest.mark.parametrize("is_answered", [False, True])
+def test_session_closed_while_it_opens_leaves_no_key(monkeypatch: pytest.MonkeyPatch, is_answered: bool) -> None:
+    store = BlockingClient()
+    session = Session(store, b"t")  # type: ignore[arg-type]
+    opened = session.lease.opened
+
+    def closed(*given: Any) -> None:
+        if is_answered:
+            opened(*given)
+        session.close()
+        if not is_answered:
+            opened(*given)
+
+    monkeypatch.setattr(type(session.lease), "opened", lambda _, *given: closed(*given))
+    with pytest.raises(SessionEnded, match="has ended"):
+        session.open()
+    assert session.lease.key not in store.created
+    assert not session.is_alive
+
+
+@pytest.mark.parametrize("is_ended", [False, True])
+async def test_asyncio_session_closed_while_it_opens_leaves_no_key(
+    monkeypatch: pytest.MonkeyPatch, is_ended: bool
+) -> None:
+    store = Store()
+    client: Any = AsyncClient(store)
+    session = AsyncSession(client, b"t")
+    closing: list[asyncio.Future[None]] = []
+
+    async def batch(*given: Any, **options: Any) -> list[Any]:
+        results = store.batch(*given, **options)
+        if not closing:
+            closing.append(asyncio.ensure_future(session.close()))
+            await asyncio.sleep(0)
+            if is_ended:
+                await closing[0]
+        return results
+
+    client.batch = batch
+    async with session._mutex if not is_ended else nullcontext():
+        with pytest.raises(SessionEnded, match="has ended"):
+            await session.open()
+    await closing[0]
+    assert session.lease.key not in store.created
+    assert not session.is_alive
 
 
 def test_closed_session_is_not_opened_again() -> None:

@@ -13,6 +13,7 @@ import redis
 
 from kvstore.devcluster import zookeeper
 from tests.cluster.harness import Cluster, running_cluster
+from tests.meta.ensembles import restored
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -44,18 +45,6 @@ def refuses(cluster: Cluster, node: str) -> bool:
         return not cluster.is_running(node)
 
 
-def restore(cluster: Cluster, data: list[Path]) -> None:
-    for each in cluster.ensemble:
-        each.kill()
-    for place, each in enumerate(cluster.ensemble):
-        shutil.rmtree(each.directory / "data")
-        shutil.copytree(data[place], each.directory / "data")
-        (each.directory / "data" / "myid").write_text(f"{place + 1}\n")
-    cluster.ensemble[:] = [zookeeper.restart(each) for each in cluster.ensemble]
-    for each in cluster.ensemble:
-        each.wait_ready()
-
-
 # docs/protocol.md B29, G24
 def test_every_key_is_found_when_the_ensemble_is_restored(cluster: Cluster, tmp_path: Path) -> None:
     client = cluster.redis("n2")
@@ -78,7 +67,7 @@ def test_every_key_is_found_when_the_ensemble_is_restored(cluster: Cluster, tmp_
     for each, copy in zip(cluster.ensemble, latest, strict=True):
         shutil.copytree(each.directory / "data", copy)
 
-    restore(cluster, [tmp_path / "older"] * 3)
+    cluster.ensemble[:] = restored(cluster.ensemble, [tmp_path / "older"] * 3)
     cluster.start_node("n1")
     for node in cluster.ids:
         cluster.wait_until(lambda node=node: refuses(cluster, node), f"{node} refuses the copy")
@@ -95,7 +84,7 @@ def test_every_key_is_found_when_the_ensemble_is_restored(cluster: Cluster, tmp_
     if cluster.is_running("n1"):
         cluster.kill("n1")
 
-    restore(cluster, latest)
+    cluster.ensemble[:] = restored(cluster.ensemble, latest)
     cluster.start()
     client = cluster.redis("n1")
     assert [client.get(f"k{number}") for number in range(KEYS)] == [value(number) for number in range(KEYS)]

@@ -23,6 +23,7 @@ from kvstore.meta.history import verifier
 from kvstore.meta.history.verified import VerifiedStore
 from kvstore.meta.layout import LayoutStore
 from kvstore.meta.store import MetadataStore, SessionState, Stat
+from tests.meta import ensembles
 from tests.meta.drivers import TestNursery
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -75,18 +76,11 @@ class Ensemble:
         shutil.copytree(self._members[0].directory / "data", to)
 
     def restore(self, copy: Path) -> None:
-        self.kill()
-        for place in range(len(self._members)):
-            self.set_back(place, copy)
-        self.start(0, 1, 2)
-        self._wait_ready()
+        self._members = ensembles.restored(self._members, [copy] * len(self._members))
 
     def set_back(self, place: int, copy: Path) -> None:
         """Replace the data of one member, which is stopped, by the copy."""
-        data = self._members[place].directory / "data"
-        shutil.rmtree(data)
-        shutil.copytree(copy, data)
-        (data / "myid").write_text(f"{place + 1}\n")
+        ensembles.set_back(self._members, place, copy)
 
     def start(self, *places: int) -> None:
         for place in places:
@@ -117,6 +111,13 @@ class EtcdEnsemble(Ensemble):
         self.kill()
         for place, each in enumerate(self._members):
             shutil.copytree(each.directory / "data", to / f"{place}")
+
+    def restore(self, copy: Path) -> None:
+        self.kill()
+        for place in range(len(self._members)):
+            self.set_back(place, copy)
+        self.start(0, 1, 2)
+        self._wait_ready()
 
     def set_back(self, place: int, copy: Path) -> None:
         data = self._members[place].directory / "data"

@@ -10,14 +10,14 @@ from kvstore.env.clock import SystemClock, Unjudged
 from kvstore.errors import InvalidRequest, Overloaded, Unavailable
 from kvstore.partition.election import snapshots
 from kvstore.partition.election.ranking import Published
-from kvstore.partition.election.snapshots import IDLE_S, Exports, best_sources, install
+from kvstore.partition.election.snapshots import EXPORTS_MAX, IDLE_S, Exports, best_sources, install
 from kvstore.partition.state.engine_rocks import RocksEngine
 from kvstore.partition.state.rows import ALL_DATA
 from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.transfer import StateImport
 from kvstore.types import PartitionId, Seq, ServerId
 from tests.partition.effects import P1, Writer, all_records, check_indexes, state_over
-from tests.partition.state.engine_memory import MemoryEngine
+from tests.partition.state.engine_memory import MemoryCursor, MemoryEngine
 from tests.waiting import wait_until
 
 A, B, C = ServerId("a"), ServerId("b"), ServerId("c")
@@ -129,6 +129,30 @@ async def test_state_before_an_entry_that_is_lost_is_not_installed(source: Repli
         await install(OneReplica(Exports(source, StillClock())), P1, A, empty(), Seq(51))
 
 
+async def test_export_that_the_engine_cannot_read_is_closed_at_once(
+    source: ReplicaState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise it would hold space, and its next chunk would lack the rows at which it failed."""
+
+    def fail(*_: object) -> None:
+        raise OSError(5, "the disk is broken")
+
+    exports = Exports(source, StillClock())
+    numbers = [orjson.loads(exports.begin())["export"] for _ in range(EXPORTS_MAX)]
+    exports.next(numbers[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryCursor, "take", fail)
+        for number in numbers:
+            with pytest.raises(OSError, match="the disk is broken"):
+                all(exports.next(number) for _ in range(100))
+    for number in numbers:
+        with pytest.raises(InvalidRequest, match="expected an open export"):
+            exports.next(number)
+    await install(OneReplica(exports), P1, A, target := empty())
+    assert target.fingerprint() == source.fingerprint()
+    exports.close()
+
+
 async def test_export_shows_no_later_writes(writer: Writer, source: ReplicaState) -> None:
     exports = Exports(source, StillClock())
     before = source.seq
@@ -163,6 +187,8 @@ async def test_export_ends_when_its_state_is_in_doubt(source: ReplicaState) -> N
     assert exports.next(number)
     source.is_suspect = True
     with pytest.raises(Unavailable, match="no state that can be trusted"):
+        exports.next(number)
+    with pytest.raises(InvalidRequest, match="expected an open export"):
         exports.next(number)
 
 

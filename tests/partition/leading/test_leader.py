@@ -15,7 +15,7 @@ from kvstore.errors import (
     Unavailable,
 )
 from kvstore.partition.config import PartitionConfig
-from kvstore.partition.state.commands import Batch, Delete, Expire, Flag, Get, Increment, Put, Scan
+from kvstore.partition.state.commands import Batch, Delete, DeleteRange, Expire, Flag, Get, Increment, Op, Put, Scan
 from kvstore.partition.state.entry import EntryKind
 from tests.partition.one_partition import TIME_MS, UNKNOWN, Partition
 from tests.partition.state.engine_memory import MemoryEngine
@@ -271,10 +271,13 @@ def test_full_queue_refuses() -> None:
     assert [p.result(token) for token in tokens[:10]] == list(range(2, 12))
 
 
-def test_queue_full_of_bytes_refuses() -> None:
+@pytest.mark.parametrize(
+    "large", [Put(b"k", b"v" * (1 << 20)), DeleteRange(b"k", b"v" * (1 << 20))], ids=["put", "delete_range"]
+)
+def test_queue_full_of_bytes_refuses(large: Op) -> None:
     p = Partition(PartitionConfig(queue_bytes_max=4 << 20, entries_in_flight_max=1)).start()
     p.submit(Put(b"a", b"1"))
-    tokens = p.submit(*(Put(b"k%d" % number, b"v" * (1 << 20)) for number in range(5)))
+    tokens = p.submit(*[large] * 5)
     assert isinstance(p.result(tokens[-1]), Overloaded)
     assert p.result(tokens[0]) == "waits"
 

@@ -60,7 +60,7 @@ def test_golden_bytes(op: Op, golden: str) -> None:
 
 def test_size_of_counts_every_value() -> None:
     for op, _ in GOLDEN:
-        own = len(op.key) + len(getattr(op, "value", b""))
+        own = sum(len(getattr(op, field, b"")) for field in ("key", "value", "end"))
         assert size_of(op) == (sum(map(size_of, op.ops)) if op.ops else own), op
 
 

@@ -203,6 +203,20 @@ async def test_http_request_accepts_bearer_token(server: Server) -> None:
     assert WORD.decode() not in repr(Login("", WORD))
 
 
+@pytest.mark.parametrize("path", ["/", "/ui", "/ui/keys"])
+async def test_page_opened_before_a_browser_login_has_no_audit_line(server: Server, path: str) -> None:
+    authenticator = HttpAuthenticator(server.access, server.logins)
+    answer = await authenticator.refusal_or_none(request_of("GET", path))
+    assert answer is not None
+    assert (answer.status, "WWW-Authenticate" in answer.headers) == (401, True)
+    assert (server.audit.documents(), server.access.denied) == ([], 0)
+    wrong = {"Authorization": Login("", FALSE).header}
+    for method, target, headers in (("GET", path, wrong), ("POST", path, {}), ("GET", "/metrics", {})):
+        before = len(server.audit.documents())
+        await authenticator.refusal_or_none(request_of(method, target, headers))
+        assert len(server.audit.documents()) > before
+
+
 async def test_call_accepts_bearer_token_and_ends_when_it_expires(world: World) -> None:
     world.access.take(table(add(now_ms=world.logins._clock.date_ms())))
     async with world.channel("", FALSE) as channel:

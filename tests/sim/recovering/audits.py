@@ -19,6 +19,7 @@ from kvstore.meta.recovery_settings import RecoverySettings
 from kvstore.meta.underreplication import Underreplication
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Quorum
 from kvstore.wal.choice import BookieChoice
+from tests.meta.drivers import ClosedStore
 from tests.sim.ledgers_and_logs.bench import NAMES
 from tests.sim.ledgers_and_logs.model_bookies import ModelBookies
 from tests.sim.world.env import SimWorld
@@ -31,7 +32,7 @@ class Candidate:
 
     def __init__(self, bench: AuditBench, name: str, config: AutorecoveryConfig) -> None:
         self.name = name
-        self.store = MemoryStore(bench.tree)
+        self.store = ClosedStore(bench.tree)
         env = bench.world.env(name)
         choice = BookieChoice(bench.bookies.view, self.store, clock=env.clock, random=env.random)
         self.auditor = Auditor(env, self.store, config, name, bookies=bench.bookies, choice=choice)

@@ -6,6 +6,7 @@ import pytest
 
 from kvstore.autorecovery.config import AutorecoveryConfig
 from kvstore.errors import BookieError
+from kvstore.meta import paths
 from kvstore.meta.lost import with_lost
 from kvstore.meta.recovery_settings import CheckKind
 from kvstore.proto.availability import HeldEntries
@@ -33,6 +34,21 @@ def test_next_check_marks_ledger_with_copy_missing_in_its_middle() -> None:
         await later(300)
         assert await bench.marked() == {8: [B2]}
         assert candidate.numbers["marked_entries_total"] == 1
+
+    run(case)
+
+
+# docs/protocol.md P34
+def test_check_runs_once_per_interval_when_another_user_closed_its_time() -> None:
+    async def case(bench: AuditBench) -> None:
+        await bench.ledger(7, B1, B2, B3, entries=50)
+        await bench.settings.set_checked(CheckKind.ENTRIES, 1)
+        candidate = bench.candidate("n1", CHECKING)
+        candidate.store.closed = frozenset({paths.join(paths.UNDERREPLICATION, CheckKind.ENTRIES)})
+        await later(900)
+        assert candidate.numbers["checked_ledgers_total"] == 1
+        await later(1_000)
+        assert candidate.numbers["checked_ledgers_total"] == 2
 
     run(case)
 

@@ -19,6 +19,7 @@ from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata,
 from kvstore.wal.copies import copying
 from kvstore.wal.copies.copier import Copier
 from kvstore.wal.copies.pace import CopyPace
+from tests.meta.drivers import ClosedStore
 from tests.sim.ledgers_and_logs.bench import B1, B2, B3, B4, B5, LEDGER, Bench, FrozenStore, appended, run
 from tests.sim.recovering.cases import COUNT, Copies, closed, locks, recorded, until, until_unmarked
 
@@ -36,6 +37,45 @@ def dumb(bench: Bench, *bookies: BookieId) -> set[BookieId]:
 
     bench.bookies.entries = entries  # type: ignore[method-assign]
     return found
+
+
+# docs/protocol.md P34
+def test_closed_directory_of_marks_keeps_no_worker_from_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    far = LedgerId(2**40)
+    page = paths.parent(paths.parent(paths.mark(far)))
+
+    async def case(bench: Bench) -> None:
+        await bench.store.create(paths.LAYOUT)
+        for ledger in (LEDGER, far):
+            await closed(bench, ledger)
+            await bench.mark(B3, ledger=ledger)
+        bench.bookies.stop(B3)
+        store = ClosedStore(bench.tree)
+        store.closed = frozenset({page})
+        bench.worker(store=store)
+        await until_unmarked(bench)
+        await bench.pass_time(30)
+        assert await bench.is_marked(far)
+        assert [each.args[0] for each in caplog.records if "not repaired" in each.msg and each.args] == [page]
+        store.closed = frozenset()
+        await until_unmarked(bench, far)
+
+    run(case, bookies=4)
+
+
+def test_switch_closed_by_another_user_counts_as_off() -> None:
+    async def case(bench: Bench) -> None:
+        await bench.store.create(paths.LAYOUT)
+        await bench.settings.disable()
+        store = ClosedStore(bench.tree)
+        store.closed = frozenset({paths.RECOVERY_DISABLED})
+        worker = bench.worker(store=store)
+        await bench.pass_time(30)
+        assert not worker.statistics()["enabled"]
+
+    run(case, bookies=4)
 
 
 def test_lost_bookie_is_replaced_when_damaged_one_does_not_answer() -> None:

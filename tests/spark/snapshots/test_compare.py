@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ class Servers:
 
 def test_killed_comparison_leaves_its_pin_for_some_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     servers = Servers(monkeypatch)
-    with compare._pinned(CONFIG) as store:
+    with compare._pinned(CONFIG, partial(compare._pin, CONFIG)) as store:
         assert servers.pinned[store.id] <= 600
     assert servers.pinned == {}
 
@@ -50,13 +51,13 @@ def test_killed_comparison_leaves_its_pin_for_some_minutes(monkeypatch: pytest.M
 def test_pin_of_a_comparison_is_renewed_for_as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     servers = Servers(monkeypatch)
     monkeypatch.setattr(compare, "PIN_TTL_S", 0.2)
-    with compare._pinned(CONFIG):
+    with compare._pinned(CONFIG, partial(compare._pin, CONFIG)):
         for _ in range(3):
             assert servers.renewed.acquire(timeout=WAIT_S)
 
 
 def test_comparison_that_is_interrupted_while_servers_pin_leaves_no_pin(monkeypatch: pytest.MonkeyPatch) -> None:
     servers = Servers(monkeypatch, KeyboardInterrupt)
-    with pytest.raises(KeyboardInterrupt), compare._pinned(CONFIG):
+    with pytest.raises(KeyboardInterrupt), compare._pinned(CONFIG, partial(compare._pin, CONFIG)):
         pass
     assert servers.pinned == {}

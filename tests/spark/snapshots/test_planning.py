@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from kvstore.client.feed import PartitionFeed
 from kvstore.client.pinned.pins import PinnedPartition, PinnedStore, Split
 from kvstore.errors import InvalidRequest, Unavailable
 from kvstore.ring.hashing import MURMUR3
-from kvstore.spark.snapshots import planning, tasks
+from kvstore.spark.snapshots import compare, planning, tasks
 from kvstore.spark.snapshots.manifest import Manifest, SnapshotKind, tiling_problem_or_none
 from kvstore.spark.snapshots.planning import SnapshotRequest, left_places, plan_snapshot
 from kvstore.spark.snapshots.tasks import JobContext
@@ -249,6 +250,32 @@ def test_partition_that_owns_nothing_is_in_a_snapshot_too(
     monkeypatch.setattr(planning, "unpin", lambda *_, **__: [])
     with pytest.raises(Unavailable, match="partition p7 has no leader at the moment"):
         plan_snapshot(SnapshotRequest(cluster=CONFIG, instance="c", parent=parent), 1_700_000_000_000)
+
+
+def test_comparison_with_the_store_misses_no_partition_that_owns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its log may have changes since the snapshot. Without a leader it is not pinned."""
+
+    class Feed(Feeds):
+        found = (*Feeds.found[:2], PartitionFeed("p7", 0, 55, False, ("s:1",)))
+
+    class NoTables:
+        def folded(self, _store: object, _chain: object, _cut: object, later: Sequence[partial[Any]]) -> None:
+            changed.extend(each.args[1] for each in later)
+
+        def __getattr__(self, _: str) -> Any:
+            return lambda *_: None
+
+    changed: list[str] = []
+    made = iter([STORE, replace(STORE, partitions=(*STORE.partitions, pinned("p7", (), ())))])
+    last = replace(manifest_of("s0", None, places_of([])), cluster="c")
+    monkeypatch.setattr(compare, "FeedReader", Feed)
+    monkeypatch.setattr(compare, "pin_store", lambda *_, **__: next(made))
+    monkeypatch.setattr(compare, "release", lambda *_: None)
+    monkeypatch.setattr(planning, "AGAIN_S", 0.0)
+    tables: Any = NoTables()
+    store: Any = None
+    compare.against_origin(tables, store, [last], CONFIG, 0)
+    assert sorted(changed) == ["p1", "p2", "p7"]
 
 
 def test_partition_without_log_entries_is_not_missed(plan: planning.SnapshotPlan) -> None:

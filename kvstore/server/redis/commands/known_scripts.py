@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from kvstore.errors import ConditionFailed, Overloaded
+from kvstore.errors import ConditionFailed, OutcomeUnknown, Overloaded, Refused
 from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Flag, Op
 from kvstore.partition.state.operations import EXPIRES_MS_MAX
@@ -182,7 +182,12 @@ async def count(call: Call) -> bytes:
         with suppress(ConditionFailed):
             _, added = await call.atomic((commands.Check(key, int(Flag.IF_PRESENT)), commands.Increment(key, delta)))
             if added[0] == delta:
-                await call.atomic((commands.Expire(key, ms, _RELATIVE_TTL),))
+                try:
+                    await call.atomic((commands.Expire(key, ms, _RELATIVE_TTL),))
+                except Refused as error:
+                    raise OutcomeUnknown(
+                        f"the amount was counted, but the time to live was not set: {error}"
+                    ) from error
             return replies.number(added[0])
         with suppress(ConditionFailed):
             flags = int(Flag.IF_ABSENT) | _RELATIVE_TTL

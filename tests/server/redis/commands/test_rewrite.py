@@ -16,12 +16,15 @@ from redis import exceptions
 from redis.asyncio.cluster import RedisCluster
 from redis.asyncio.lock import Lock
 
+from kvstore.errors import OutcomeUnknown, Unavailable
+from kvstore.partition.state.commands import Op
 from kvstore.server.access.identities import Access
 from kvstore.server.cluster.topology import Member
 from kvstore.server.redis.commands import known_scripts as scripts
 from kvstore.server.redis.commands import rewrite
+from kvstore.server.redis.commands.atomic import Atomic
 from kvstore.server.redis.plans import CommandError
-from kvstore.types import ServerId
+from kvstore.types import PartitionId, ServerId
 from tests.server.access.tables import table
 from tests.server.redis.resp_port import RespPort, redis_port
 from tests.server.redis.script import GOLDEN, read
@@ -270,3 +273,18 @@ async def test_redis_cluster_client_works(resp: RespPort) -> None:
         assert await client.rename("{t}a", "{t}b")
         assert await client.cluster_keyslot("{t}a") == client.keyslot("t")
         assert await client.publish("channel", "message") == 0, "the flag pubsub says where the channel's name is"
+
+
+async def test_count_without_a_time_to_live_is_not_refused_as_a_whole() -> None:
+    """A client that repeated it would count twice."""
+    asked: list[Op] = []
+
+    async def ask(op: Op) -> Any:
+        asked.append(op)
+        if len(asked) == 1:
+            return [7, (1, 8)]
+        raise Unavailable("no leader")
+
+    call = scripts.Call(Atomic(ask, lambda key: PartitionId("p1")), b"visits", [b"60", b"1"], lambda: 0)
+    with pytest.raises(OutcomeUnknown, match="counted"):
+        await scripts.count(call)

@@ -46,7 +46,7 @@ public final class Quickstart {
 
     private final KVGrpc.KVBlockingStub store;
     private final ByteString client;
-    private final long seenMs;
+    private long seenMs;
     private long sequence;
 
     /** Numbers the mutations of one client at one partition, so that a retry is done once. */
@@ -87,20 +87,27 @@ public final class Quickstart {
         return Optional.empty();
     }
 
+    /** Whether the call may have been done. */
+    private static boolean isUnknown(StatusRuntimeException failure) {
+        return errorOf(failure).map(ErrorInfo::getReason).orElse("OUTCOME_UNKNOWN").equals("OUTCOME_UNKNOWN");
+    }
+
     /** Whether the store said that nothing was done and never will be by this call, so that trying again is in vain. */
     private static boolean isRefused(StatusRuntimeException failure) {
-        Optional<ErrorInfo> error = errorOf(failure);
-        if (error.isEmpty() || error.get().getReason().equals("OUTCOME_UNKNOWN")) {
+        if (isUnknown(failure)) {
             return false;
         }
         return switch (failure.getStatus().getCode()) {
             case UNAVAILABLE -> false;
-            case RESOURCE_EXHAUSTED -> error.get().getReason().equals("QUOTA_EXCEEDED");
+            case RESOURCE_EXHAUSTED -> errorOf(failure).orElseThrow().getReason().equals("QUOTA_EXCEEDED");
             default -> true;
         };
     }
 
-    /** Stores a value, and tries again under the same request id. */
+    /**
+     * Stores a value, and tries again under the same request id. Once an attempt may have been done, the refusal of a
+     * later one does not mean that nothing was done.
+     */
     private PutResponse put(PutRequest.Builder request) throws InterruptedException {
         sequence++;
         request.setRequest(RequestId.newBuilder()
@@ -109,10 +116,17 @@ public final class Quickstart {
                 .setFirstUnacknowledged(sequence)
                 .setSeenMs(seenMs));
         long until = System.nanoTime() + TimeUnit.SECONDS.toNanos(TIMEOUT_S);
+        boolean isUnknown = false;
         while (true) {
             try {
-                return within(ATTEMPT_S).put(request.build());
+                PutResponse answer = within(ATTEMPT_S).put(request.build());
+                seenMs = Math.max(seenMs, answer.getProgress().getTimeMs());
+                return answer;
             } catch (StatusRuntimeException failure) {
+                if (isUnknown && isRefused(failure)) {
+                    throw new IllegalStateException("an earlier attempt may have been done", failure);
+                }
+                isUnknown |= isUnknown(failure);
                 if (isRefused(failure) || System.nanoTime() > until) {
                     throw failure;
                 }
