@@ -108,7 +108,7 @@ def slow_log(
     elif not answer.slow_ms:
         print(f"{node} keeps no slow log because [server] slow_ms is 0")
     else:
-        print(f"{node}: {count(answer.total, 'operation')} took longer than {answer.slow_ms} ms since its start")
+        print(f"{node}: {answer.total} operations took longer than {answer.slow_ms} ms since its start")
         for row in found:
             row["parts_ms"] = " ".join(f"{name} {part}" for name, part in row["parts_ms"].items())
         if found:
