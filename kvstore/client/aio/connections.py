@@ -239,4 +239,5 @@ def text_of(error: BaseException) -> str:
     if isinstance(error, grpc.RpcError):
         text, plain = str(error.details()), connection_fault(str(error.details()))
         return f"{error.code().name}: {text}" if plain == text else plain
-    return str(error) or type(error).__name__
+    words = error.strerror if isinstance(error, OSError) else None  # without the number
+    return words or str(error) or type(error).__name__

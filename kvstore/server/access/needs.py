@@ -83,6 +83,7 @@ RPC_NEEDS: dict[str, Check] = {
 HTTP_NEEDS: dict[str, Check] = {
     "/": admin,
     "/ui": admin,
+    "/ui/": login,
     **dict.fromkeys(
         (
             f"/ui/{name}"

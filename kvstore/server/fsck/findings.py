@@ -151,8 +151,7 @@ class FsckReport:
         return sum(finding.severity is severity for finding in self._findings.values())
 
     def add_health(self, findings: Iterable[admin_pb2.Finding]) -> None:
-        """Add the findings of `kvstore status`: an error if something is not served, otherwise a warning.
-        Under-replication is not included, because fsck finds it itself, entry by entry."""
+        """Add the findings of `kvstore status`: an error if something is not served, otherwise a warning."""
         for each in findings:
             severity = Severity.ERROR if each.grade == admin_pb2.DOWN else Severity.WARNING
             key = (severity, each.subject, each.reason)

@@ -126,6 +126,7 @@ class HttpListener:
             "/healthz": self._healthz,
             "/readyz": self._readyz,
             "/metrics": self._metrics,
+            "/ui/": _to_dashboard,
             "/ui/node": self._ui_node,
             **dict.fromkeys((f"/ui/{name}" for name in FILES), self._ui_file),
         }
@@ -271,7 +272,7 @@ class HttpListener:
     def _status(self, request: HttpRequest) -> HttpResponse:
         """Redirect clients that accept HTML, as browsers do, to the dashboard. All other clients get JSON."""
         if _shows_html(request):
-            return HttpResponse(303, b"", {**HEADERS, "Location": "/ui"})
+            return _to_dashboard(request)
         body = orjson.dumps(self._shown.status(), default=str, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS)
         return HttpResponse(200, body, content_type="application/json")
 
@@ -306,6 +307,10 @@ def _loop_time() -> float:
 def _error_response(error: StoreError) -> HttpResponse:
     reply = error_reply(error)
     return reply._replace(headers={**COMMON, **reply.headers})
+
+
+def _to_dashboard(_: HttpRequest) -> HttpResponse:
+    return HttpResponse(303, b"", {**HEADERS, "Location": "/ui"})
 
 
 def _ok_unless(faults: Sequence[str]) -> HttpResponse:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any, cast
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from kvstore.client import AsyncClient, ClientConfig
 from kvstore.client.aio import engine as engine_module
 from kvstore.client.aio import link as link_module
-from kvstore.client.aio.connections import GrpcConnection, StreamConnection
+from kvstore.client.aio.connections import GrpcConnection, StreamConnection, text_of
 from kvstore.client.aio.engine import AsyncEngine
 from kvstore.client.aio.link import KEEPALIVE_S, AsyncLink, LinkState
 from kvstore.client.core import operations
@@ -496,3 +497,7 @@ def test_compact_frames_equal_protobuf_frames() -> None:
 async def servers() -> Any:
     async with serving(ModelCluster()) as running:
         yield running
+
+
+def test_reason_of_a_name_without_an_address_has_no_number() -> None:
+    assert text_of(socket.gaierror(socket.EAI_NONAME, "n1: no such host")) == "n1: no such host"

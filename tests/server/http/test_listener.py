@@ -146,7 +146,7 @@ class AsksNobody:
 
 
 EVERY_PAGE = (
-    *("/", "/ui", "/ui/live", "/ui/node", "/ui/series", *(f"/ui/{name}" for name in (*DETAILS, *KEYS, *FILES))),
+    *("/", "/ui", "/ui/", "/ui/live", "/ui/node", "/ui/series", *(f"/ui/{name}" for name in (*DETAILS, *KEYS, *FILES))),
     *("/metrics", "/v1/cluster", "/v1/keys/k", "/api/v1/bookie/info", "/api/v1/bookie/cluster_info"),
 )
 
@@ -395,9 +395,13 @@ async def test_root_page_is_json_for_programs(url: str, accepted: str) -> None:
         assert orjson.loads(await answer.read())["id"] == "n1"
 
 
-async def test_root_page_redirects_browsers_to_the_dashboard(url: str) -> None:
+@pytest.mark.parametrize("path", ["", "/", "/ui/"])
+async def test_root_page_redirects_browsers_to_the_dashboard(url: str, path: str) -> None:
     accepted = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
-    async with aiohttp.ClientSession() as session, session.get(url, headers=accepted, allow_redirects=False) as answer:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"{url}{path}", headers=accepted, allow_redirects=False) as answer,
+    ):
         assert (answer.status, answer.headers["Location"]) == (303, "/ui")
         assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
 
