@@ -12,6 +12,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -157,13 +158,18 @@ class LocalCluster:
         """Return which processes run, and which of them report that they are ready."""
         found = self.load()
         secure = secure_folder(found)
+        running = {node.id: node for node in found.nodes if self._runs(node)}
+        # A process that hangs keeps each of its pages waiting for the timeout, so all pages are requested at once.
+        with ThreadPoolExecutor(2 * len(found.nodes)) as pool:
+            ready = {id: pool.submit(http_ok, node.http, "/readyz", secure) for id, node in running.items()}
+            pythons = {id: pool.submit(python_of, node.http, secure) for id, node in running.items()}
         nodes = [
             {
                 "id": node.id,
-                "running": self._runs(node),
-                "ready": self._runs(node) and http_ok(node.http, "/readyz", secure),
-                "pid": node.pid if self._runs(node) else None,
-                "python": python_of(node.http, secure) if self._runs(node) else None,
+                "running": node.id in running,
+                "ready": node.id in running and ready[node.id].result(),
+                "pid": node.pid if node.id in running else None,
+                "python": pythons[node.id].result() if node.id in running else None,
                 "resp": node.resp,
                 "grpc": node.grpc,
                 "http": node.http,

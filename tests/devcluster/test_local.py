@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from kvstore.devcluster import local
 from kvstore.devcluster.layout import UpOptions, plan
 from kvstore.errors import MetadataUnavailable
 from kvstore.meta.memory import MemoryStore
+from tests.waiting import PATIENCE_S
 
 
 class Up(local.LocalCluster):
@@ -64,3 +66,18 @@ def test_node_imports_nothing_from_the_current_directory(tmp_path: Path) -> None
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert done.stderr.startswith("kvstore: ")
     assert "n1/node.toml" in done.stderr
+
+
+def test_status_requests_the_pages_of_all_nodes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process that hung delayed `kvstore status` by 4 s."""
+    up, found = Up(tmp_path), plan(UpOptions(data_dir=tmp_path), None)
+    together = threading.Barrier(2 * len(found.nodes), timeout=PATIENCE_S)
+
+    def page(*_: object) -> None:
+        together.wait()
+
+    monkeypatch.setattr(up, "load", lambda: found)
+    monkeypatch.setattr(up, "_runs", lambda _: True)
+    monkeypatch.setattr(local, "http_ok", page)
+    monkeypatch.setattr(local, "python_of", page)
+    assert [node["python"] for node in up.status()["nodes"]] == [None, None, None]

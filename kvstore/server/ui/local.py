@@ -98,7 +98,7 @@ def _node(id_: str) -> Cell:
 
 def _unknown(silent: Mapping[str, str]) -> str:
     """Return a sentence about each server that reports nothing."""
-    return " ".join(f"{server} is not included: {why}." for server, why in silent.items())
+    return " ".join(f"{server} is not included ({why})." for server, why in silent.items())
 
 
 HANGING = ("transaction_hangs", "decision_not_delivered")

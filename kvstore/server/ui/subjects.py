@@ -38,7 +38,7 @@ from kvstore.server.ui.view import (
     state_of,
     verdict_of,
 )
-from kvstore.server.ui.words import rate, when
+from kvstore.server.ui.words import rate, silence, when
 
 LEDGERS_SHOWN = 10
 """Number of ledgers on the page of a partition: the newest ones."""
@@ -79,7 +79,7 @@ def node_page(report: ClusterReport, node: NodeView) -> dict[str, Any]:
 
 def _node_facts(report: ClusterReport, view: NodeView) -> Iterable[Fact]:
     if view.no_answer:
-        yield Fact("state", f"no answer: {view.no_answer}", "bad")
+        yield Fact("state", silence(view.no_answer), "bad")
         yield Fact("leads, last known", ", ".join(view.leads) or "nothing")
         yield Fact("should have replicas of", ", ".join(view.holds) or "nothing")
         return

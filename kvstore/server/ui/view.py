@@ -27,7 +27,7 @@ from kvstore.server.ui.cells import Cell, page_path, table
 from kvstore.server.ui.charts import PERIODS
 from kvstore.server.ui.history import lag_of
 from kvstore.server.ui.picture import ring_of
-from kvstore.server.ui.words import date, key, rate, share, took
+from kvstore.server.ui.words import date, key, rate, share, silence, took
 
 HOT_KEYS_MAX = 10
 SUBJECTS = ("node", "partition", "bookie")
@@ -170,7 +170,7 @@ def _node(node: NodeView) -> list[Cell]:
     own = Cell(node.id, link=page_path("node", id=node.id))
     if node.no_answer:
         leads = Cell(f"{len(node.leads)} last known", "bad" if node.leads else "")
-        silent, unknown = Cell(f"no answer: {node.no_answer}", "bad"), Cell("?")
+        silent, unknown = Cell(silence(node.no_answer), "bad"), Cell("?")
         return [own, silent, unknown, leads, *[unknown] * (len(LATENCIES) + 3)]
     report = node.report
     state, tone = state_of(report)
@@ -294,7 +294,7 @@ def _bookie(bookie: BookieReport) -> list[Cell]:
 def bookie_state(bookie: BookieReport) -> tuple[str, str]:
     """Return (state, tone)."""
     state = "read-only" if bookie.state == "readonly" else bookie.state
-    state += f", no answer: {bookie.no_answer}" if bookie.no_answer else ""
+    state += f", {silence(bookie.no_answer)}" if bookie.no_answer else ""
     return state, "good" if state == "writable" else "bad"
 
 

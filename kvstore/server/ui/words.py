@@ -59,3 +59,8 @@ def text_of(raw: bytes, most: int = TEXT_LENGTH_MAX) -> str:
     text = raw.decode("utf-8", "backslashreplace")
     shown = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
     return shown if len(shown) <= most else shown[: most - 1] + "…"
+
+
+def silence(why: str) -> str:
+    """Return the state of a node that did not answer, with the reason."""
+    return why if why.startswith("no answer") else f"no answer: {why}"

@@ -147,7 +147,7 @@ def test_clients_page_shows_the_clients_of_all_nodes() -> None:
     )
     assert rows(page, "counts") == [["n1", "2", "5", "0", "0"], ["n2", "0", "0", "0", "3"]]
     assert page["tables"][0]["columns"][2] == "asyncio clients"
-    assert page["tables"][0]["note"] == f"{NOT_COUNTED} n3 is not included: no answer within 1 s."
+    assert page["tables"][0]["note"] == f"{NOT_COUNTED} n3 is not included (no answer within 1 s)."
     assert [row[:2] for row in rows(page, "clients")] == [["n1", "7"], ["n1", "7"]]
     nobody = clients_page({"n1": clients_report([], {})}, {})
     assert [each["note"] for each in nobody["tables"]] == [NOT_COUNTED, "No client is connected to the Redis port."]
@@ -163,7 +163,7 @@ def test_transactions_page_shows_the_oldest_of_all_leaders_first() -> None:
     assert [row[:4] for row in rows(page, "intents")] == [["p2", "n2", "k", "p1"], ["p1", "n1", HOSTILE, "p2"]]
     assert [row[:3] for row in rows(page, "decisions")] == [["p1", "n1", "h"]]
     assert page["tables"][0]["note"].startswith("701 intents. ")
-    assert page["tables"][1]["note"] == "1 decision. n3 is not included: refuses connections."
+    assert page["tables"][1]["note"] == "1 decision. n3 is not included (refuses connections)."
     assert [each["code"] for each in page["findings"]] == ["transaction_hangs"]
 
 
@@ -185,7 +185,7 @@ def test_slow_page_shows_the_newest_operations_of_all_nodes_first() -> None:
     ]
     assert page["tables"][0]["note"] == (
         "2 operations, the newest first. Each node's `slow_ms`, and its number of slow operations since its start: "
-        "n1 100 ms (41), n2 100 ms (41), n4 0 (off). n3 is not included: refuses connections."
+        "n1 100 ms (41), n2 100 ms (41), n4 0 (off). n3 is not included (refuses connections)."
     )
 
 
@@ -200,7 +200,7 @@ def test_users_page_shows_the_newest_audit_lines_of_all_nodes_first() -> None:
     ]
     assert page["tables"][-1]["note"] == (
         "3 lines, the newest first. Each node keeps the last 200 since its start. The files of the audit log have all "
-        "lines. n3 is not included: refuses connections."
+        "lines. n3 is not included (refuses connections)."
     )
 
 

@@ -42,6 +42,8 @@ def test_silent_node_is_shown_with_reason_and_last_known_leads() -> None:
     assert "no answer: refuses connections" in cells(report, "nodes")["n2"]
     assert "1 last known" in cells(report, "nodes")["n2"]
     assert "n2: down" in cells(report, "partitions")["p1"]
+    report.nodes[1].no_answer = "no answer within 1 s"
+    assert cells(report, "nodes")["n2"].startswith("no answer within 1 s | ")
     assert "not served" in cells(report, "partitions")["p2"]
 
 
