@@ -20,7 +20,8 @@ def as_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> 
     names = list(columns) or list(rows[0] if rows else ())
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in names:
-        are_numbers = bool(rows) and all(_is_number(row.get(name)) for row in rows)
+        known = [value for row in rows if (value := row.get(name)) is not None]
+        are_numbers = bool(known) and all(map(_is_number, known))
         table.add_column(Text(name.replace("_", " ").upper()), justify="right" if are_numbers else "left", no_wrap=True)
     for row in rows:
         table.add_row(*(Text(_cell(row.get(name))) for name in names))

@@ -12,6 +12,7 @@ from kvstore.cli.cluster import LOCAL, ClusterOptions, Json, Tools, with_tools
 from kvstore.cli.output import as_json
 from kvstore.cli.status.known import cluster_report
 from kvstore.errors import StoreError
+from kvstore.server.status.sizes import count
 
 if TYPE_CHECKING:
     from kvstore.server.fsck.findings import FsckReport
@@ -99,12 +100,12 @@ def as_text(report: FsckReport, *, notes: bool) -> str:
     advice = report.advice()
     if advice:
         lines += ["", "What to do:", *(f"  - {each}" for each in advice)]
-    checked = (
-        f"{report.partitions} partitions, {report.ledgers} ledgers, {report.entries} entries in {report.copies} copies"
-    )
+    entries = f"{report.entries:,} {'entry' if report.entries == 1 else 'entries'}"
+    copies = f"{report.copies:,} {'copy' if report.copies == 1 else 'copies'}"
+    checked = f"{count(report.partitions, 'partition')}, {count(report.ledgers, 'ledger')}, {entries} in {copies}"
     if report.others:
-        checked += f"; {report.others} ledgers outside of the partitions' logs, whose entries were not read"
+        checked += f"; {count(report.others, 'ledger')} outside of the partitions' logs, whose entries were not read"
     hidden = report.count(Severity.NOTE)
-    more = f", {hidden} {'note' if hidden == 1 else 'notes'} (--notes shows them)" if hidden and not notes else ""
-    counts = f"{report.errors} errors, {report.warnings} warnings{more}; checked {checked}"
+    more = f", {count(hidden, 'note')} (--notes shows them)" if hidden and not notes else ""
+    counts = f"{count(report.errors, 'error')}, {count(report.warnings, 'warning')}{more}; checked {checked}"
     return "\n".join([*lines, *([""] if lines else []), f"{report.verdict}. {counts}"])

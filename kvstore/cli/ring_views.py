@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvstore.cli.output import as_table
+from kvstore.server.status.sizes import count
 
 if TYPE_CHECKING:
     from kvstore.proto import admin_pb2
@@ -46,9 +47,9 @@ def plan_text(answer: admin_pb2.ChangeRingResponse) -> str:
     parts = []
     if answer.moves:
         parts += [_table(document["moves"]), ""]
-        what = f"{len(answer.moves)} moves, about {answer.keys:,} keys and {answer.bytes / (1 << 20):,.1f} MiB"
+        size = f"about {count(answer.keys, 'key')} and {answer.bytes / (1 << 20):,.1f} MiB"
         done = f"planned as ring version {answer.version}" if answer.version else "nothing has changed yet"
-        parts += [f"{what}; {done}"]
+        parts += [f"{count(len(answer.moves), 'move')}, {size}; {done}"]
     if answer.was_done:
         parts += [f"this change was made before, as ring version {answer.version}; the moves listed are still open"]
     if answer.plan and answer.moves:
@@ -115,7 +116,7 @@ def status_text(answer: admin_pb2.RingStatusResponse) -> str:
     """Return the state of all moves as text."""
     document = status_document(answer)
     limit = f"{answer.bytes_per_s / (1 << 20):g} MiB/s" if answer.bytes_per_s else "no limit"
-    parts = [f"ring version {answer.version}; each target copies {answer.parallel} moves at once, {limit}"]
+    parts = [f"ring version {answer.version}; each target copies {count(answer.parallel, 'move')} at once, {limit}"]
     parts += [progress_line(answer), ""] if answer.moves else [f"no moves{_PAUSED if answer.paused else ''}"]
     if answer.moves:
         parts += [_table(document["moves"])]

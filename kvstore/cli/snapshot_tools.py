@@ -415,7 +415,7 @@ def verdict(chain: Sequence[Manifest], problems: Sequence[Problem], found: Diffe
         lines.append("Restore the files from a copy, or take a new full snapshot.")
     rows = sum(each.rows for each in chain)
     names = ", ".join(each.id for each in chain)
-    lines.append(f"{'damaged' if problems else 'intact'}: {names}; {rows} rows")
+    lines.append(f"{'damaged' if problems else 'intact'}: {names}; {count(rows, 'row')}")
     if found is not None:
         lines.append(f"{'the store differs' if found.count else 'the store is identical'}: {difference_text(found)}")
     return "\n".join(lines)
@@ -435,7 +435,7 @@ def difference_document(found: Differences) -> dict[str, Any]:
 
 def difference_text(found: Differences) -> str:
     counts = (
-        f"{found.added} keys added, {found.removed} removed, {found.changed} changed, {found.same} unchanged; "
+        f"{count(found.added, 'key')} added, {found.removed} removed, {found.changed} changed, {found.same} unchanged; "
         f"{found.old_bytes} bytes before, {found.new_bytes} after"
     )
     examples = [{"key": key, "what": what} for key, what in found.examples]

@@ -33,6 +33,7 @@ from kvstore.cli.snapshot_options import (
 from kvstore.cli.snapshot_spark import with_tables
 from kvstore.cli.snapshot_taking import ONE, Taker, TakingOptions
 from kvstore.errors import ConfigError, Corrupted, InvalidRequest
+from kvstore.server.status.sizes import count
 
 if TYPE_CHECKING:
     from kvstore.spark.snapshots.manifest import Manifest
@@ -226,6 +227,8 @@ def restore(
     began = time.monotonic()
     names = [each.id for each in chain]
     with tools.reporting_errors("run it again, with --merge"), store.reading(names), tools.Bar() as progress:
+        if not merge:
+            restore.require_empty(config)  # before all files are read and Spark is started
         if check:
             verify.check_files(
                 store, chain, tools.ProgressCounter(progress, "checking", sum(len(each.files) for each in chain))
@@ -247,8 +250,8 @@ def restore(
             )
         )
     else:
-        left = f", {done.expired} expired keys left out" if done.expired else ""
-        print(f"{done.written} keys restored from {', '.join(names)}{left}, {seconds:.1f} s")
+        left = f", {count(done.expired, 'expired key')} left out" if done.expired else ""
+        print(f"{count(done.written, 'key')} restored from {', '.join(names)}{left}, {seconds:.1f} s")
 
 
 def prune(

@@ -13,6 +13,7 @@ from kvstore.cli.data import exact
 from kvstore.cli.intents import addresses_of, standing_of
 from kvstore.cli.output import as_json
 from kvstore.errors import InvalidRequest, OutcomeUnknown, Unavailable
+from kvstore.server.status.sizes import count
 
 if TYPE_CHECKING:
     from kvstore.proto.admin_pb2 import TransactionReplica
@@ -59,8 +60,8 @@ def abandon(
     attempts = {intent.attempt for _, intent in held}
     if not yes:
         confirm(
-            f"Abort {len(attempts)} transactions of {home}, which hold {len(held)} keys, and lose their parts in other "
-            f"partitions if {home} has committed them"
+            f"Abort {count(len(attempts), 'transaction')} of {home}, which hold {count(len(held), 'key')}, and lose "
+            f"their parts in other partitions if {home} has committed them"
         )
     request, done = AbandonTransactionsRequest(home=home, attempt=attempt, force=force), []
     silent: list[str] = []
@@ -80,7 +81,8 @@ def abandon(
     if json:
         print(as_json({"home": home, "abandoned": done, "silent": silent}))
     else:
-        print(f"aborted {len({each['attempt'] for each in done})} transactions of {home}; {len(done)} keys are free")
+        aborted = count(len({each["attempt"] for each in done}), "transaction")
+        print(f"aborted {aborted} of {home}; freed {count(len(done), 'key')}")
     if silent:
         raise Unavailable(
             f"expected every node to answer, got no answer from {', '.join(silent)}, which may lead partitions with "

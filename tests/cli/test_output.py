@@ -11,6 +11,7 @@ from kvstore.cli.output import as_json, as_table, printable, shown_prefix
 def test_columns_are_aligned_and_numbers_are_right_aligned() -> None:
     rows = [{"name": "a", "keys": 5, "is_up": True}, {"name": "longer", "keys": 1000, "is_up": None}]
     assert as_table(rows) == "NAME    KEYS  IS UP\na          5  yes\nlonger  1000  -"
+    assert as_table([{"keys": 1000}, {"keys": None}]) == "KEYS\n1000\n   -", "unknown numbers stay in their column"
 
 
 def test_without_rows_only_the_requested_headers_are_printed() -> None:

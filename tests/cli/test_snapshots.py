@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from shutil import rmtree
+from typing import Self
 
 import pytest
 
@@ -293,6 +294,32 @@ def test_damaged_manifest_leaves_the_snapshots_not_based_on_it(run: Run, store: 
     code, _, err = run("verify", store.root)
     assert (code, err.count("\n")) == (1, 1)
     assert err.endswith("; restore it from a copy, or remove its folder and take a new snapshot\n")
+
+
+class Filled:
+    """A client of a cluster with three keys."""
+
+    def __init__(self, _config: object) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def count(self) -> int:
+        return 3
+
+
+def test_restore_into_filled_cluster_is_refused_before_files_are_read(
+    run: Run, store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was refused only after every file had been read and Spark had been started."""
+    monkeypatch.setattr("kvstore.cli.snapshot_tools.cluster_of", lambda *_: (None, "instance"))
+    monkeypatch.setattr("kvstore.spark.snapshots.restore.Client", Filled)
+    damage(store.root / "a" / store.load("a").files[0].path)
+    code, _, err = run("restore", store.root, "b")
+    assert (code, err.count("\n")) == (1, 1)
+    assert "expected an empty cluster, got one with 3 keys" in err
 
 
 @pytest.mark.parametrize("command", ["list", "verify", "restore", "prune"])

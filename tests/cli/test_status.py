@@ -27,7 +27,7 @@ n3    ready  0.1.0    1 h 2 min  rack-3  50.0 GiB of 100.0 GiB  writable      0 
 
 ZooKeeper zk:2181: connected
 partitions: 2 of 2 are served; ring version 4, no moves
-copies: 0 of 40 ledgers are under-replicated, 0 are at risk; counted 12 s ago
+copies: 0 ledgers are under-replicated, 0 are at risk; 40 ledgers were counted 12 s ago
 auto-recovery: on, 0 marked
 access control: off; last snapshot: none is known
 as seen by n1"""
@@ -38,9 +38,9 @@ SILENT_LINE = (
 SILENT_TEXT = f"""\
 {SILENT_LINE}
 NODE  STATE      VERSION  UP         ZONE    FREE                   BOOKIE    LEADS  REPLICAS  MOST BEHIND
-n1    ready      0.1.0    1 h 2 min  rack-1  50.0 GiB of 100.0 GiB  writable      0         2  0
-n2    ready      0.1.0    1 h 2 min  rack-2  50.0 GiB of 100.0 GiB  writable      0         2  0
-n3    no answer  -        -          -       -                      -             0         2  -
+n1    ready      0.1.0    1 h 2 min  rack-1  50.0 GiB of 100.0 GiB  writable      0         2            0
+n2    ready      0.1.0    1 h 2 min  rack-2  50.0 GiB of 100.0 GiB  writable      0         2            0
+n3    no answer  -        -          -       -                      -             0         2            -
 
 !  node n3: refuses connections; it has 2 replicas (node_silent)
    -> start n3, or restart it if its process hangs; see its log
@@ -49,7 +49,7 @@ n3    no answer  -        -          -       -                      -           
 
 ZooKeeper zk:2181: suspended, last read 1 min 30 s ago
 partitions: 2 of 2 are served; ring version 4, 3 of 8 moves done, 40%, about 1 min 15 s left
-copies: 0 of 40 ledgers are under-replicated, 0 are at risk; counted 12 s ago
+copies: 0 ledgers are under-replicated, 0 are at risk; 40 ledgers were counted 12 s ago
 auto-recovery: on, 0 marked
 access control: on; last snapshot: 2 d 3 h old
 as seen by n1"""
@@ -123,10 +123,14 @@ def test_status_line_counts_foreign_ledgers_and_unknown_ones() -> None:
     report = well()
     report.copies.foreign, report.copies.lacking, report.copies.at_risk = 30, 5, 1
     line = (
-        "copies: 5 of 40 ledgers (30 of them written by other clients) are under-replicated, 1 are at risk; "
+        "copies: 5 ledgers are under-replicated, 1 is at risk; 40 ledgers (30 of them written by other clients) were "
         "counted 12 s ago"
     )
     assert line in status_text(whole(report)).splitlines()
+    report.copies.lacking = report.copies.at_risk = 0
+    report.repair.marked = 1
+    assert "copies: up to 1 ledger is under-replicated, 0 are at risk; 40 ledgers" in status_text(whole(report))
+    report.repair.marked = 0
     report.ClearField("copies")
     line = "copies: at least 0 ledgers are under-replicated, 0 are at risk; not all are counted yet"
     assert line in status_text(whole(report)).splitlines()

@@ -106,7 +106,7 @@ def test_abandon_continues_behind_a_silent_node(cluster: Cluster, error: StoreEr
 def test_abandon_names_what_it_has_aborted(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transactions, "addresses_of", lambda place: {"n1": "n1", "n2": "n2"})
     done = kvstore("transaction", "abandon", "p3", "--yes")
-    assert done.stdout == "aborted 2 transactions of p3; 2 keys are free\n"
+    assert done.stdout == "aborted 2 transactions of p3; freed 2 keys\n"
 
 
 def test_abandon_asks_before_it_loses_data(cluster: Cluster) -> None:

@@ -11,6 +11,7 @@ from google.protobuf.json_format import MessageToDict
 from kvstore.cli.output import as_table, shown_prefix
 from kvstore.proto.namespaces import KINDS, warning_of
 from kvstore.server.status.health import copies_of, retired_in, to_serve
+from kvstore.server.status.sizes import count
 from kvstore.types import machine_of
 from kvstore.versions import release_for
 
@@ -288,16 +289,20 @@ def _balance(report: ClusterReport) -> str:
 
 
 def _copies(report: ClusterReport) -> str:
-    """Return the number of under-replicated ledgers, of all ledgers, and the age of the count."""
+    """Return the number of under-replicated ledgers now, the number of all ledgers in the last count, and its age."""
     copies, counted = copies_of(report), report.copies
-    at_risk = f"{copies.at_risk:,} are at risk"
+    bound = "up to " if copies.is_upper_bound else "" if copies.is_counted else "at least "
+    lacking = f"{bound}{count(copies.lacking, 'ledger')} {_are(copies.lacking)} under-replicated"
+    at_risk = f"{copies.at_risk:,} {_are(copies.at_risk)} at risk"
     if not copies.is_counted:
-        return f"copies: at least {copies.lacking:,} ledgers are under-replicated, {at_risk}; not all are counted yet"
+        return f"copies: {lacking}, {at_risk}; not all are counted yet"
     others = f" ({counted.foreign:,} of them written by other clients)" if counted.foreign else ""
-    of = f"{counted.ledgers:,} ledgers{others}"
-    return (
-        f"copies: {copies.lacking:,} of {of} are under-replicated, {at_risk}; counted {shown_time(counted.age_s)} ago"
-    )
+    total = f"{count(counted.ledgers, 'ledger')}{others} {'was' if counted.ledgers == 1 else 'were'} counted"
+    return f"copies: {lacking}, {at_risk}; {total} {shown_time(counted.age_s)} ago"
+
+
+def _are(number: int) -> str:
+    return "is" if number == 1 else "are"
 
 
 def _namespaces(report: ClusterReport) -> str:

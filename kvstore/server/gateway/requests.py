@@ -100,7 +100,8 @@ def read(route: Route, encoded_key: str, query: str, headers: Headers) -> Parsed
         parameter = route.in_query.get(_text(unquoted(name), "a parameter's name"))
         if parameter is None:
             raise InvalidRequest(
-                f"expected a parameter of {route.name}, got {_shown(unquoted(name))}; it has {sorted(route.in_query)}"
+                f"expected a parameter of {route.name} ({', '.join(sorted(route.in_query)) or 'it has none'}), "
+                f"got {_shown(unquoted(name))}"
             )
         if parameter.key in given:
             raise InvalidRequest(f"expected {parameter.name} once, got it again")
@@ -354,7 +355,8 @@ def _operation(body: bodies.OperationBody) -> kv_pb2.Operation:
     name = body.operation
     given = {each for each in body.__struct_fields__ if getattr(body, each) is not UNSET}
     if wrong := given - bodies.FIELDS[name]:
-        raise InvalidRequest(f"expected no {sorted(wrong)} for {name} in a batch; it has {sorted(bodies.FIELDS[name])}")
+        fields, unknown = ", ".join(sorted(bodies.FIELDS[name])), ", ".join(sorted(wrong))
+        raise InvalidRequest(f"expected only the fields of {name} in a batch ({fields}), got also {unknown}")
     part = kv_pb2.Operation(code=bodies.CODES[name], key=bodies.bytes_of(body.key, body.key_base64, "key"))
     if "value" in bodies.FIELDS[name]:
         part.value = bodies.bytes_of(body.value, body.value_base64, "value")

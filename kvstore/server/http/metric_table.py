@@ -394,7 +394,7 @@ METRICS: dict[str, tuple[Declaration, ...]] = {
         gauge("server_peer_sessions", "Open links from other servers."),
         gauge(
             "server_session_streams",
-            "Sessions of Python clients on the Redis port; its connections include them.",
+            "Sessions of asyncio clients on the Redis port; its connections include them.",
         ),
         gauge(
             "server_session_streams_input_bytes",

@@ -411,6 +411,9 @@ class Copies(NamedTuple):
     """Number of ledgers with an entry that has fewer copies than the ack quorum: one more failure can lose data."""
     is_counted: bool
     """False if `lacking` covers only what leaders and repair marks show, because there is no recent count."""
+    is_upper_bound: bool
+    """True if `lacking` is the number of repair marks, because neither the count nor the leaders know as many
+    under-replicated ledgers. A mark is a request to check, and the mark of an open ledger outlasts its copies."""
 
 
 def copies_of(report: ClusterReport) -> Copies:
@@ -418,10 +421,10 @@ def copies_of(report: ClusterReport) -> Copies:
     other ledgers by registrations, and a repair mark exists for each copy that is to be repaired."""
     counted = report.copies
     by_leaders = sum(each.lead.ledgers_lacking_copies for each in report.partitions) + counted.lacking_foreign
-    lacking = max(counted.lacking, by_leaders, report.repair.marked)
+    found, marked = max(counted.lacking, by_leaders), report.repair.marked
     at_risk = sum(each.lead.ledgers_at_risk for each in report.partitions) + counted.at_risk_foreign
     is_counted = report.HasField("copies") and counted.age_s <= COUNT_AGE_MAX_S
-    return Copies(lacking, max(counted.at_risk, at_risk), is_counted)
+    return Copies(max(found, marked), max(counted.at_risk, at_risk), is_counted, is_counted and marked > found)
 
 
 def _copies(report: ClusterReport) -> Iterator[Finding]:
@@ -440,9 +443,9 @@ def _copies(report: ClusterReport) -> Iterator[Finding]:
     if copies.lacking:
         foreign = report.copies.lacking_foreign
         of_others = f", {foreign:,} of them written by other clients of the bookies" if foreign else ""
-        lacking = (
-            f"{count(copies.lacking, 'ledger')} {'is' if copies.lacking == 1 else 'are'} under-replicated{of_others}"
-        )
+        up_to = "up to " if copies.is_upper_bound else ""
+        are = "is" if copies.lacking == 1 else "are"
+        lacking = f"{up_to}{count(copies.lacking, 'ledger')} {are} under-replicated{of_others}"
         if copies.lacking == report.copies.lacking and report.copies.age_s >= COUNT_AGE_REPORTED_S:
             lacking += f", according to a count {report.copies.age_s / 60:.0f} min ago"
         if report.HasField("repair") and not repair.enabled:
@@ -475,6 +478,8 @@ def _has_spare(report: ClusterReport) -> bool:
 
 def _next_for_unmarked(report: ClusterReport) -> str:
     if all(bookie.state != "away" and not bookie.no_answer for bookie in report.bookies):
+        if full := sorted(each.id for each in report.bookies if each.state == "readonly" and each.lacking_ledgers):
+            return f"free space on {_named('bookie', full)}: no copies can be written there until then"
         return "wait some minutes: the nodes recreate the missing copies"
     if not _has_spare(report):
         return "start the bookies that are down; if one is lost, add a bookie, because no other is free for its copies"
@@ -491,7 +496,10 @@ def _next_for_marked(report: ClusterReport) -> str:
             "start the bookies that are down, free space on full ones, or add a bookie, because no other is free for "
             f"the copies; {where}"
         )
-    return f"wait: the nodes try again, at first after 5 s and later up to 5 min apart; {where}"
+    return (
+        "wait: the nodes try again, at first after 5 s and later up to 5 min apart, and an open ledger keeps its mark "
+        f"until its leader closes it, usually within 15 min; {where}"
+    )
 
 
 def _repairs(report: ClusterReport) -> Iterator[Finding]:

@@ -37,10 +37,14 @@ CLIENTS, TRANSACTIONS, SLOW, AUDIT = "clients", "transactions", "slow", "audit"
 CLIENT_COLUMNS = ("node", "connection", "address", "name", "user", "library", "protocol")
 CLIENT_COUNTS = {
     "resp_connections": "Redis connections",
-    "session_streams": "Python clients",
+    "session_streams": "asyncio clients",
     "http_requests": "HTTP requests",
     "http_watches": "HTTP watch streams",
 }
+NOT_COUNTED = (
+    "Blocking Python clients and other clients of the gRPC port are not counted, because gRPC does not report its "
+    "connections."
+)
 
 
 def clients_report(clients: Iterable[ShownClient], statistics: Mapping[str, Any]) -> ClientsReport:
@@ -76,7 +80,13 @@ def clients_page(found: Mapping[str, ClientsReport], silent: Mapping[str, str]) 
     return {
         "title": "Clients",
         "tables": [
-            table("counts", "Clients by node", ("node", *CLIENT_COUNTS.values()), counts, _unknown(silent)),
+            table(
+                "counts",
+                "Clients by node",
+                ("node", *CLIENT_COUNTS.values()),
+                counts,
+                f"{NOT_COUNTED} {_unknown(silent)}".strip(),
+            ),
             table("clients", "Connections to the Redis port", CLIENT_COLUMNS, rows[:ROWS_MAX], note),
         ],
     }

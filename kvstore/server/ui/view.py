@@ -319,20 +319,18 @@ def _copies(report: ClusterReport) -> str:
     repair = report.repair
     switched = "" if repair.enabled else "; auto-recovery is disabled"
     copies, counted = copies_of(report), report.copies
-    counts = [
-        f"under-replicated {copies.lacking:,}",
-        f"at risk {copies.at_risk:,}",
-        f"marked for repair {repair.marked:,}",
-        f"being repaired now {repair.repairing}",
-    ]
+    bound = "up to " if copies.is_upper_bound else ""
     # A mark waits until its bookie has been missing for the delay. The leader itself looks after the copies of an open
     # ledger.
-    if copies.is_counted:
-        others = f" ({counted.foreign:,} of them written by other clients)" if counted.foreign else ""
-        of = f"{count(counted.ledgers, 'ledger')}{others}, counted {span(counted.age_s)} ago"
-    else:
-        of = "Not all ledgers are counted"
-    return f"{of}: {', '.join(counts)}{switched}."
+    now = (
+        f"Ledgers that are under-replicated: {bound}{copies.lacking:,}, at risk: {copies.at_risk:,}, marked for "
+        f"repair: {repair.marked:,}, being repaired now: {repair.repairing}{switched}."
+    )
+    if not copies.is_counted:
+        return f"{now} Not all ledgers are counted."
+    others = f" ({counted.foreign:,} of them written by other clients)" if counted.foreign else ""
+    were = "was" if counted.ledgers == 1 else "were"
+    return f"{now} {count(counted.ledgers, 'ledger')}{others} {were} counted {span(counted.age_s)} ago."
 
 
 MOVE_COLUMNS = ("move", "from → to", "state", "copied", "remaining", "attempt", "reason")

@@ -51,16 +51,11 @@ def restore(
     Raises InvalidRequest if the cluster has keys, unless `into_filled` is True. With `into_filled`, keys that are not
     in the snapshot stay as they are.
     """
+    if not into_filled:
+        require_empty(cluster)
     with Client(cluster) as client:
-        there, now_ms = (
-            client.count(),
-            client.cluster.time_ms(),
-        )  # with this machine's clock, live records could be left out
-    if there and not into_filled:
-        raise InvalidRequest(
-            f"expected an empty cluster, got one with {there} keys; restore into an empty cluster, or pass --merge to "
-            "overwrite keys of the snapshot and keep other keys"
-        )
+        # With this machine's clock, live records could be left out.
+        there, now_ms = client.count(), client.cluster.time_ms()
     total = sum(manifest.rows for manifest in chain)
     records = tables.folded(store, chain, cut)
     with _watched(cluster, there, total, progress):
@@ -73,6 +68,17 @@ def restore(
             if type(error).__init__ is not StoreError.__init__:
                 raise  # its message already has advice
             raise type(error)(f"{error}; records already written stay; run it again with --merge") from error
+
+
+def require_empty(cluster: ClientConfig) -> None:
+    """Raise InvalidRequest if the cluster has keys."""
+    with Client(cluster) as client:
+        there = client.count()
+    if there:
+        raise InvalidRequest(
+            f"expected an empty cluster, got one with {there:,} {'key' if there == 1 else 'keys'}; restore into an "
+            "empty cluster, or pass --merge to overwrite keys of the snapshot and keep other keys"
+        )
 
 
 def _write(cluster: ClientConfig, now_ms: int, batches: Iterator[Any], *, is_new: bool) -> dict[str, int]:

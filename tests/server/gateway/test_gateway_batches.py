@@ -84,7 +84,10 @@ async def test_retried_batch_is_applied_once(world: World) -> None:
         ({"operation": "get", "key": "k", "key_base64": "aw=="}, "got both"),
         ({"operation": "get", "key": ""}, "at least 1 byte"),
         ({"operation": "get", "key": "k" * 4097}, "4096"),
-        ({"operation": "get", "key": "k", "value": "v"}, "expected no ['value'] for get in a batch"),
+        (
+            {"operation": "get", "key": "k", "value": "v"},
+            "of get in a batch (key, key_base64, operation), got also value",
+        ),
         ({"operation": "put", "key": "k"}, "value or value_base64, got neither"),
         ({"operation": "put", "key": "k", "value": "v", "ttl": 1}, "ttl"),
         ({"operation": "put", "key": "k", "value": "v", "ttl_ms": "1"}, "$.operations[0].ttl_ms"),

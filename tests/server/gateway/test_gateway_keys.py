@@ -272,6 +272,11 @@ async def test_unknown_parameter_is_refused(world: World, query: str) -> None:
     assert world.backend.submitted == []
 
 
+async def test_refusal_of_a_parameter_names_those_that_the_route_has(world: World) -> None:
+    answer = await world.ask("GET", "/v1/keys/k?read=stale")
+    assert answer.json["message"] == "expected a parameter of get (encoding, level, timeout_ms), got 'read'"
+
+
 async def test_increment_adds_and_append_appends(world: World) -> None:
     assert (await world.ask("POST", "/v1/increment/a/b")).json == {"value": 1, "version": 1}
     assert (await world.ask("POST", "/v1/increment/a%2Fb?delta=-3")).json == {"value": -2, "version": 2}

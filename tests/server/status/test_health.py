@@ -306,7 +306,7 @@ CASES: dict[str, tuple[Callable[[ClusterReport], None], int, str, str, str]] = {
         backlog,
         DEGRADED,
         "the log",
-        "17 ledgers are under-replicated; 17 are marked for repair, 0 are being",
+        "up to 17 ledgers are under-replicated; 17 are marked for repair, 0 are being",
         "autorecovery list",
     ),
     "repair_off": (switched_off, DEGRADED, "the log", "disabled", "autorecovery enable"),
@@ -653,7 +653,14 @@ def test_missing_copies_show_the_age_of_an_old_count() -> None:
     report.copies.age_s = 720.0
     assert "3 ledgers are under-replicated, according to a count 12 min ago; none" in findings_of(report)[0].reason
     report.repair.marked = 4
-    assert "4 ledgers are under-replicated; 4 are marked" in findings_of(report)[0].reason, "marks are of now"
+    assert "up to 4 ledgers are under-replicated; 4 are marked" in findings_of(report)[0].reason, "marks are of now"
+
+
+def test_full_bookie_is_named_when_it_cannot_accept_its_copies() -> None:
+    report = well()
+    report.bookies[0].state, report.bookies[0].lacking_ledgers, report.copies.lacking = "readonly", 2, 2
+    (found,) = [each for each in findings_of(report) if each.code == "copies_lacking"]
+    assert found.next_step == f"free space on bookie {report.bookies[0].id}: no copies can be written there until then"
 
 
 def test_missing_copies_use_the_best_source() -> None:

@@ -9,7 +9,9 @@ from playwright.async_api import expect
 
 from kvstore.env.clock import SystemClock
 from kvstore.proto.admin_pb2 import DiskReport
+from kvstore.proto.kv_pb2 import PageResponse, Record
 from kvstore.server.ui.charts import CHARTS
+from kvstore.server.ui.keys import keys_page
 from tests.browser import CHROMIUM, LEGEND, MISSING, tab_of
 from tests.server.status.test_health import silent
 from tests.server.ui.test_dashboard import Opened, opened
@@ -78,6 +80,38 @@ async def test_charts_are_drawn_and_read_by_keys_under_the_policy(
         await tab.page.locator(".chart").first.press("Home")
         await expect(legend).to_contain_text("100/s", timeout=PATIENCE_S * 1000)  # the oldest value
         assert tab.complaints == []
+
+
+NOTE_CUT_LABELS = """window.cut = [];
+const draw = CanvasRenderingContext2D.prototype.fillText;
+CanvasRenderingContext2D.prototype.fillText = function (text, x, ...more) {
+  if (this.textAlign === "right" && x < this.measureText(text).width) window.cut.push(text);
+  draw.call(this, text, x, ...more);
+};"""
+
+
+async def test_labels_of_charts_are_not_cut_off(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    report, watcher, now = opened.made.report, opened.made.watcher, SystemClock().now()
+    assert watcher is not None
+    for number in range(3):
+        report.partitions[0].lead.written_bytes_per_s = 600.0 * 1024
+        monkeypatch.setattr(SystemClock, "now", lambda _, number=number: now - 30 + 15 * number)
+        watcher(report)
+    async with tab_of() as tab:
+        await tab.page.add_init_script(NOTE_CUT_LABELS)
+        await tab.open_until(f"{opened.url}/ui", ["600 KiB/s"])
+        assert await tab.page.evaluate("window.cut") == []
+
+
+LINES = "document.querySelector('tbody th a').getClientRects().length"
+
+
+async def test_key_stays_on_one_line_beside_a_long_value(opened: Opened) -> None:
+    found = PageResponse(keys=[b"counter:000000000000:visits"], records=[Record(value=bytes(80))])
+    html = opened.listener.pages.html("keys.html", keys_page(b"", found, 0)).body.decode()
+    async with tab_of(f"{opened.url}/ui") as tab:
+        await tab.page.set_content(html)
+        assert await tab.page.evaluate(LINES) == 1
 
 
 CELLS = """[...document.querySelectorAll("#partitions ~ table tbody tr")].map(row => row.cells[PLACE].textContent)"""

@@ -14,6 +14,7 @@ from kvstore.proto.data_pb2 import PinsResponse
 from kvstore.server.ui.cells import page_path
 from kvstore.server.ui.ledgers import BOOKIE_COLUMNS, bookie_ledgers_page_of
 from kvstore.server.ui.local import (
+    NOT_COUNTED,
     ROWS_MAX,
     clients_page,
     clients_report,
@@ -145,10 +146,11 @@ def test_clients_page_shows_the_clients_of_all_nodes() -> None:
         {"n1": clients(), "n2": clients_report([], {"http_watches": 3})}, {"n3": "no answer within 1 s"}
     )
     assert rows(page, "counts") == [["n1", "2", "5", "0", "0"], ["n2", "0", "0", "0", "3"]]
-    assert page["tables"][0]["note"] == "n3 is not included: no answer within 1 s."
+    assert page["tables"][0]["columns"][2] == "asyncio clients"
+    assert page["tables"][0]["note"] == f"{NOT_COUNTED} n3 is not included: no answer within 1 s."
     assert [row[:2] for row in rows(page, "clients")] == [["n1", "7"], ["n1", "7"]]
     nobody = clients_page({"n1": clients_report([], {})}, {})
-    assert [each["note"] for each in nobody["tables"]] == ["", "No client is connected to the Redis port."]
+    assert [each["note"] for each in nobody["tables"]] == [NOT_COUNTED, "No client is connected to the Redis port."]
 
 
 def test_transactions_page_shows_the_oldest_of_all_leaders_first() -> None:

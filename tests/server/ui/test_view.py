@@ -146,8 +146,9 @@ def test_missing_copies_are_shown_per_bookie_and_in_total() -> None:
     page = page_of(report)
     place = BOOKIE_COLUMNS.index("under-replicated")
     assert [row[place].text for row in page["bookies"]["rows"]] == ["0", "0", "2"]
-    assert page["bookies"]["note"].startswith(
-        "40 ledgers, counted 12 s ago: under-replicated 2, at risk 0, marked for repair 0, being"
+    assert page["bookies"]["note"] == (
+        "Ledgers that are under-replicated: 2, at risk: 0, marked for repair: 0, being repaired now: 0. "
+        "40 ledgers were counted 12 s ago."
     )
     assert next(each["text"] for each in page["tiles"] if each["id"] == "lacking") == "2"
 

@@ -31,7 +31,7 @@
   if (named) { named.open = true; named.scrollIntoView(); }
 
   // ── charts ───────────────────────────────────────────────────────────────────────────────────────────────────────
-  const REFRESH_MS = 15000, HEIGHT = 190;
+  const REFRESH_MS = 15000, HEIGHT = 190, AXIS = 66;
   const scaled = (value, units, step) => {
     let at = 0;
     while (Math.abs(value) >= step && at < units.length - 1) { value /= step; at += 1; }
@@ -65,6 +65,12 @@
     const names = chart.dataset.series.split("|").map((each) => each.split("=")[0]);
     return [found.times, ...names.map((name) => found.series[name])];
   };
+  // The width of an axis in CSS pixels: its longest label, with uPlot's ticks (10) and gap (5). A font differs by browser.
+  const widthOf = (plot, labels) => {
+    if (!labels) return AXIS;
+    plot.ctx.font = plot.axes[1].font[0];
+    return Math.max(AXIS, 15 + Math.ceil(Math.max(...labels.map((each) => plot.ctx.measureText(each).width)) / devicePixelRatio));
+  };
   const optionsOf = (chart, found) => {
     const words = WORDS[chart.dataset.unit], isRate = chart.dataset.unit.endsWith("per second");
     const labels = chart.dataset.series.split("|").map((each) => each.split("=")[1]);
@@ -79,7 +85,7 @@
       },
       axes: [
         { ...axis, space: 60, values: [[3600, "{HH}:{mm}", null, null, null, null, null, null, 1], [1, "{HH}:{mm}", null, null, null, null, null, null, 1]] },
-        { ...axis, size: 66, space: 32, incrs: STEPS[chart.dataset.unit], values: (plot, ticks) => ticks.map(words) },
+        { ...axis, size: widthOf, space: 32, incrs: STEPS[chart.dataset.unit], values: (plot, ticks) => ticks.map(words) },
       ],
       series: [
         { label: "time", value: (plot, at) => at == null ? "–" : new Date(at * 1e3).toISOString().slice(11, 19) },
