@@ -16,8 +16,9 @@ from kvstore.bookie.index.entry_index import OFFSET_BITS, OFFSET_MASK, EntryInde
 from kvstore.bookie.index.index_files import RebuiltIndex
 from kvstore.bookie.inventory import Inventory
 from kvstore.bookie.journal.record import RecordKind
-from kvstore.bookie.journal.scan import STEP_RECORDS, ScannedRecord, Steps, scanning
+from kvstore.bookie.journal.scan import STEP_RECORDS, ScannedRecord, scanning
 from kvstore.bookie.journal.segment import Segment
+from kvstore.bookie.steps import Steps
 from kvstore.os_errors import is_passing
 
 log = logging.getLogger(__name__)

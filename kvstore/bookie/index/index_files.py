@@ -20,7 +20,7 @@ from kvstore.bookie.index.blocks import block_bytes, decode_block
 from kvstore.bookie.index.checkpoint import FORMAT, Checkpoint, encode_checkpoint, encode_list
 from kvstore.bookie.index.checkpoints import ASIDE, LIST, checkpoint_path, indexed, list_path, read_checkpoint
 from kvstore.bookie.index.entry_index import NOWHERE, OFFSET_BITS, EntryColumns, EntryIndex
-from kvstore.bookie.journal.scan import Steps, at_once
+from kvstore.bookie.steps import Steps, at_once
 from kvstore.env.ports import Disk, File
 from kvstore.os_errors import busy, is_passing, no_space
 

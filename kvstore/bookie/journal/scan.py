@@ -7,10 +7,9 @@ everything after it, was never reported to anybody: it is the torn tail, and is 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TypeVar
 
 from kvstore.bookie.journal.record import (
     FILE_HEADER_SIZE,
@@ -25,22 +24,10 @@ from kvstore.bookie.journal.record import (
     is_body_good,
     seed_of,
 )
+from kvstore.bookie.steps import Steps, at_once
 
-T = TypeVar("T")
-Steps = Generator[None, None, T]
-"""Work in steps of some milliseconds each, after which other tasks may run. Returns its result."""
 STEP_RECORDS = 2_000
 """Maximum number of records in one step."""
-
-
-def at_once(steps: Steps[T]) -> T:
-    """Do all steps now, and return the result."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            found: T = end.value
-            return found
 
 
 @dataclass(frozen=True, slots=True)

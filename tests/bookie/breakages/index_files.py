@@ -9,7 +9,7 @@ from crc32c import crc32c
 
 from kvstore.bookie import index_rebuild, inventory, opening, replay
 from kvstore.bookie.index import blocks, entry_index, index_files, sealed_entries
-from kvstore.bookie.journal.scan import Steps
+from kvstore.bookie.steps import Steps
 from tests.bookie.breakages.registry import mutant, replace
 
 
