@@ -196,6 +196,11 @@ def is_other_kind(error: OSError) -> bool:
     return error.errno in _numbers("ELOOP", "ENOTDIR")
 
 
+def busy(why: str) -> OSError:
+    """Return the error of work that cannot be done now, and that may be tried again."""
+    return OSError(errno.EAGAIN, why)
+
+
 def no_space(why: str) -> OSError:
     """Return the error of a write that this store refuses itself, because it would use up a reserve."""
     return ReserveKept(errno.ENOSPC, why)

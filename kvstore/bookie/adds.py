@@ -11,6 +11,7 @@ from kvstore.bookie.admission import LedgerAdmission
 from kvstore.bookie.backpressure import BackpressureGate
 from kvstore.bookie.facts import Facts
 from kvstore.bookie.fencing import WriteVerdict
+from kvstore.bookie.index.index_files import IndexBusy
 from kvstore.bookie.inventory import Inventory
 from kvstore.bookie.journal.group import JournalGroup
 from kvstore.bookie.journal.journal import Journal
@@ -126,7 +127,7 @@ class Adds:
         if not recovery and (journal.is_full or self.pending_bytes > LOCAL_FACTOR * self._pending_bytes_max):
             done(self._refusals.no_space())
             return
-        if entry <= ledger.top and not self._may_store(ledger, entry, body, recovery, done):
+        if entry <= ledger.top and not self._may_store(ledger, entry, body, recovery, lac, done):
             return
         if recovery and not journal.has_capacity(Use.COPY, RECORD_HEADER_SIZE + len(body)):
             done(self._refusals.no_space())
@@ -139,11 +140,15 @@ class Adds:
         self._appended(ledger, entry, offset, body, lac, done)
 
     # docs/protocol.md B36
-    def _may_store(self, ledger: Ledger, entry: int, body: bytes, recovery: bool, done: Done) -> bool:
+    def _may_store(self, ledger: Ledger, entry: int, body: bytes, recovery: bool, lac: int, done: Done) -> bool:
         """Return True if the add may be stored, because the ledger has no copy of the entry or its copy may be
-        replaced. Otherwise answer the add and return False."""
+        replaced. Otherwise answer the add, at once or when the ledger's index has been rebuilt, and return False."""
         try:
             copy = self._compare(ledger, entry, body)
+        except IndexBusy as busy:
+            again = partial(self._take_again, ledger, entry, body, recovery, lac, self.refusable(done))
+            self._inventory.index_files.after_rebuild(busy.file, again)
+            return False
         except OSError:  # the copy may be intact, so nothing replaces it
             done(self._refusals.unreadable())
             return False
@@ -161,6 +166,15 @@ class Adds:
             case Copy.DAMAGED:
                 done(self._refusals.unreadable())
         return False
+
+    def _take_again(self, ledger: Ledger, entry: int, body: bytes, recovery: bool, lac: int, done: Done) -> None:
+        """Take an add that has waited for the ledger's index. It waits once, because the disk may keep failing."""
+        try:
+            self._compare(ledger, entry, body)
+        except OSError:
+            done(self._refusals.unreadable())
+        else:
+            self.take(ledger.id, entry, body, ledger.key, recovery, lac, done)
 
     def _compare(self, ledger: Ledger, entry: int, body: bytes) -> Copy:
         if ledger.top == UNKNOWN_TOP:

@@ -16,8 +16,9 @@ from kvstore.bookie.index.entry_index import OFFSET_BITS, OFFSET_MASK, EntryInde
 from kvstore.bookie.index.index_files import RebuiltIndex
 from kvstore.bookie.inventory import Inventory
 from kvstore.bookie.journal.record import RecordKind
-from kvstore.bookie.journal.scan import ScannedRecord, scan
+from kvstore.bookie.journal.scan import STEP_RECORDS, ScannedRecord, scanning
 from kvstore.bookie.journal.segment import Segment
+from kvstore.bookie.steps import Steps
 from kvstore.os_errors import is_passing
 
 log = logging.getLogger(__name__)
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 FAILED_READS_MAX = 64
 """Maximum number of failed reads of one segment; the parts that fail after that are not divided any further. Enough for
 about three bad sectors in 64 MiB."""
+READ_BYTES = 1 << 20
+"""Bytes of a segment that are read in one step."""
 _SECTOR = 4096
 _FORGETS = (RecordKind.DROPPED, RecordKind.TOMBSTONE)
 
@@ -41,13 +44,18 @@ class IndexRebuilder:
         self.on_lost: Callable[[int], None] = lambda _ledger: None
         """Called with each ledger in `lost`, after it has entered limbo, so that the limbo is recorded."""
 
-    def rebuild(self, file: int) -> RebuiltIndex | None:
-        """Return the entries of a segment, or None if the segment no longer exists. Reads the whole segment."""
+    def rebuild(self, file: int) -> Steps[RebuiltIndex | None]:
+        """Return the entries of a segment, or None if the segment no longer exists. Reads the whole segment, in steps.
+        Ledgers may be dropped and the segment may be removed between two steps. Raises OSError for a temporary
+        error."""
         segment = self._inventory.segments.get(file)
         if segment is None:
             return None
-        found = entries_in(segment)
+        found = yield from entries_in(segment)
         checkpoint = self._index_files.checkpoint(file)
+        yield
+        if self._inventory.segments.get(file) is not segment:
+            return None
         parts = {part.ledger: part for part in checkpoint.ledgers} if checkpoint is not None else {}
         lost = []
         for ledger, sealed in self._inventory.sealed_in(segment):
@@ -58,8 +66,10 @@ class IndexRebuilder:
                 lost.append(ledger)
         for ledger in lost:
             self._lose(ledger, file)
-        is_complete = checkpoint is not None and not lost
-        return RebuiltIndex(found, _made_again(checkpoint, found) if checkpoint is not None and is_complete else None)
+        if checkpoint is None or lost:
+            return RebuiltIndex(found, None)
+        data = yield from _made_again(checkpoint, found)
+        return RebuiltIndex(found, data) if self._inventory.segments.get(file) is segment else None
 
     def _save(self, file: int, part: LedgerPart, entries: EntryIndex) -> None:
         """Add entries that the segment has lost, from the intact blocks of the index file."""
@@ -78,11 +88,14 @@ class IndexRebuilder:
         self.on_lost(ledger)
 
 
-def entries_in(segment: Segment) -> dict[int, EntryIndex]:
+def entries_in(segment: Segment) -> Steps[dict[int, EntryIndex]]:
     """Return the entries of a full segment from its records, as they were when it was full, by ledger."""
-    data = _read_what_can_be(segment)
+    data = yield from _read_what_can_be(segment)
     found: dict[int, EntryIndex] = {}
-    for record in scan(data, segment.file, segment.salt, known_end=segment.end).records:
+    scanned = yield from scanning(data, segment.file, segment.salt, known_end=segment.end)
+    for number, record in enumerate(scanned.records, 1):
+        if number % STEP_RECORDS == 0:
+            yield
         head = record.head
         if head.kind == RecordKind.ADD:
             entries = found.setdefault(head.ledger, EntryIndex())
@@ -104,9 +117,9 @@ def _may_replace(segment: Segment, former: tuple[int, int], record: ScannedRecor
     return held is None or (record.is_good and is_same_entry(held, record.body))
 
 
-def _read_what_can_be(segment: Segment) -> bytes:
-    """Return the segment's bytes, with zeros where the disk fails. Skip the rest if the disk fails repeatedly, because
-    the event loop is blocked meanwhile. Raises OSError for a temporary error."""
+def _read_what_can_be(segment: Segment) -> Steps[bytes]:
+    """Return the segment's bytes, with zeros where the disk fails. Skip the rest of a part if the disk fails
+    repeatedly, because the event loop is blocked by each read. Raises OSError for a temporary error."""
     try:
         file = segment.handle
     except OSError as error:
@@ -114,8 +127,10 @@ def _read_what_can_be(segment: Segment) -> bytes:
             raise
         log.error("segment cannot be read path=%s error=%s", segment.path, error)
         return b""
-    parts, left, failed = list[bytes](), [(0, segment.end)], 0
+    parts, failed = list[bytes](), 0
+    left = [(at, min(READ_BYTES, segment.end - at)) for at in range(0, segment.end, READ_BYTES)][::-1]
     while left:
+        yield
         at, size = left.pop()
         try:
             parts.append(file.read(at, size))
@@ -138,15 +153,17 @@ def _fits(part: LedgerPart, entries: EntryIndex) -> bool:
     return entries.count > 0 and lay_out(entries.ids(), part.extents[0].start) == part.extents
 
 
-def _made_again(checkpoint: Checkpoint, found: dict[int, EntryIndex]) -> bytes:
+def _made_again(checkpoint: Checkpoint, found: dict[int, EntryIndex]) -> Steps[bytes]:
     """Return the file with its former contents. The blocks of ledgers that were dropped since may be zeros, because
     they are never read."""
     end = max((part.extents[-1].end for part in checkpoint.ledgers if part.extents), default=HEADER_SIZE)
     blocks = bytearray(end - HEADER_SIZE)
     for part in checkpoint.ledgers:
+        yield
         entries = found.get(part.ledger)
         if part.extents and entries is not None and _fits(part, entries):
             data = encode_extents(entries.columns(), part.extents, checkpoint.salt)
             at = part.extents[0].start - HEADER_SIZE
             blocks[at : at + len(data)] = data
+    yield
     return with_table(bytes(blocks), checkpoint)

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from kvstore.bookie.index.entry_index import NOWHERE, OFFSET_BITS, OFFSET_MASK
+from kvstore.bookie.index.index_files import IndexBusy
 from kvstore.bookie.inventory import Inventory
 from kvstore.bookie.journal.journal import Journal
 from kvstore.bookie.ledger import Ledger, LedgerListener
@@ -21,6 +22,8 @@ log = logging.getLogger(__name__)
 
 ReadDone = Callable[[Status, int, bytes | None, int], Any]
 """Called with the status, the entry id, the packet or None, and the highest LAC known here (-1 if none)."""
+WAITS_MAX = 8
+"""Maximum number of index files for whose rebuild one request waits."""
 TURN_S = 0.01
 """Maximum number of seconds that one batch may spend in an event-loop turn. Without the limit, a disk that seeks for
 each entry would delay adds and the leases of the node's leaders."""
@@ -63,7 +66,16 @@ class Reader:
         """Return the place and the size in bytes of an entry. Returns NOWHERE if the entry is not stored here, and
         PLACE_UNKNOWN if its index cannot be read now."""
         try:
+            return self._place(ledger, entry)
+        except IndexBusy:
+            return PLACE_UNKNOWN
+
+    def _place(self, ledger: Ledger, entry: int) -> tuple[int, int]:
+        """Return what `place` returns. Raises IndexBusy."""
+        try:
             return ledger.index.get(entry)
+        except IndexBusy:
+            raise
         except OSError as error:
             self._log.emit(
                 logging.WARNING, "entry cannot be looked up now ledger=%d entry=%d error=%s", ledger.id, entry, error
@@ -78,10 +90,20 @@ class Reader:
             return Status.UNKNOWN_LEDGER_STATE
         return Status.NO_LEDGER if ledger is None else Status.NO_ENTRY
 
-    def _answer(self, ledger: Ledger, entry: int, done: ReadDone) -> None:
+    def _answer(self, ledger: Ledger, entry: int, done: ReadDone, *, waits: int = WAITS_MAX) -> None:
+        if self._ledgers.get(ledger.id) is not ledger:  # it was dropped while the read waited
+            done(self.absent(None), entry, None, -1)
+            return
         index = ledger.index
         wanted = index.last if entry == LAST_ENTRY else entry
-        place, size = self.place(ledger, wanted)
+        try:
+            place, size = self._place(ledger, wanted)
+        except IndexBusy as busy:
+            if waits:
+                answer = partial(self._answer, ledger, entry, done, waits=waits - 1)
+                self._inventory.index_files.after_rebuild(busy.file, answer)
+                return
+            place, size = PLACE_UNKNOWN
         if not place:
             done(self.absent(ledger), entry, None, ledger.lac)
             return
@@ -236,10 +258,19 @@ class Reader:
         else:
             self._journal.after(found.last_group, lambda: self._list(found, done))
 
-    def _list(self, ledger: Ledger, done: Callable[[Status, Sequence[tuple[int, int]]], Any]) -> None:
+    def _list(
+        self, ledger: Ledger, done: Callable[[Status, Sequence[tuple[int, int]]], Any], *, waits: int = WAITS_MAX
+    ) -> None:
+        if self._ledgers.get(ledger.id) is not ledger:  # it was dropped while the call waited
+            done(self.absent(None), ())
+            return
         try:
             runs = self._inventory.runs(ledger)
         except OSError as error:
+            if isinstance(error, IndexBusy) and waits:
+                again = partial(self._list, ledger, done, waits=waits - 1)
+                self._inventory.index_files.after_rebuild(error.file, again)
+                return
             self._log.emit(logging.WARNING, "entries cannot be listed now ledger=%d error=%s", ledger.id, error)
             done(Status.IO_ERROR, ())
         else:

@@ -141,6 +141,7 @@ class BookieStorage:
         self.journal.note_files()
         await self.synced()
         tidy(found, disk, config)
+        found.inventory.index_files.is_serving = True
 
     def _assemble(self, inventory: Inventory) -> None:
         """Create the parts that need to know what the disk holds."""

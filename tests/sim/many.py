@@ -70,9 +70,8 @@ class Tally:
 def play(seeds: range, run: Callable[[int], Outcome] = run, replay: str = "make sim SEED=") -> Tally:
     """Play each seed. A failure becomes a line of the tally, which begins with `replay` and the seed."""
     logging.getLogger("kvstore").setLevel(logging.CRITICAL + 1)
-    if not gc.get_freeze_count():  # what is frozen later, for example the world of the last run, is never freed
-        gc.collect()
-        gc.freeze()  # the collections after each run need not traverse the loaded code
+    gc.collect()
+    gc.freeze()  # the collections after each run need not traverse the loaded code
     tally, before = Tally(), reach.taken()
     for seed in seeds:
         tally.seeds += 1

@@ -64,11 +64,18 @@ def interrupted(frame: DataFrame, marker: Path, happens: Happening, *, after: in
 
 def interrupted_parts(marker: Path, happens: Happening) -> Callable[[JobContext, SnapshotPart], DataFile]:
     """Return `write_piece` for the tasks of a snapshot. Once, when some task has read a batch of its part and not yet
-    written it, the ids of its family go into the file `marker`, and `happens()` is called."""
+    written it, it waits until another executor has done the same. Then the ids of its family go into the file `marker`,
+    and `happens()` is called. An executor that began later would fetch the tasks' code from the one that was stopped."""
+
+    def begun() -> list[Path]:
+        return list(marker.parent.glob(f"{marker.name}-executor-*"))
 
     def interrupt() -> None:
+        ids = [each.pid for each in family()]
+        marker.with_name(f"{marker.name}-executor-{ids[0]}").touch()
         if _is_first(marker):
-            marker.write_text(" ".join(str(each.pid) for each in family()))
+            wait_until_blocking(lambda: len(begun()) > 1, what="another executor has begun")
+            marker.write_text(" ".join(map(str, ids)))
             happens()
 
     def write(job: JobContext, piece: SnapshotPart) -> DataFile:

@@ -7,6 +7,7 @@ from the segment.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from bisect import bisect_left
 from collections import deque
@@ -19,8 +20,9 @@ from kvstore.bookie.index.blocks import block_bytes, decode_block
 from kvstore.bookie.index.checkpoint import FORMAT, Checkpoint, encode_checkpoint, encode_list
 from kvstore.bookie.index.checkpoints import ASIDE, LIST, checkpoint_path, indexed, list_path, read_checkpoint
 from kvstore.bookie.index.entry_index import NOWHERE, OFFSET_BITS, EntryColumns, EntryIndex
+from kvstore.bookie.steps import Steps, at_once
 from kvstore.env.ports import Disk, File
-from kvstore.os_errors import is_passing, no_space
+from kvstore.os_errors import busy, is_passing, no_space
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +42,20 @@ class RebuiltIndex:
     """The whole file; None if it cannot be recreated as it was, so that the next start must read the segment."""
 
 
+class IndexBusy(OSError):
+    """The index file of a segment is being rebuilt, which may take seconds. The lookup may be tried again then."""
+
+    def __init__(self, file: int) -> None:
+        super().__init__(*busy(f"index of segment {file} is being rebuilt").args)
+        self.file = file
+
+
+def _nothing(_file: int) -> Steps[RebuiltIndex | None]:
+    """Rebuild nothing, because nothing was read back yet."""
+    yield from ()
+    return None
+
+
 def _log_unwritten(file: int, error: OSError) -> None:
     log.warning("checkpoint not written, its index stays in memory segment=%d error=%s", file, error)
 
@@ -56,8 +72,15 @@ class IndexFiles:
     def __init__(self, disk: Disk, directory: str, *, journal_dir: str = "", reserve_bytes: int = 0) -> None:
         """`reserve_bytes`: free space of `journal_dir` that index files must leave (docs/protocol.md, B20)."""
         self.directory = directory
-        self.rebuild: Callable[[int], RebuiltIndex | None] = lambda _file: None
-        """Rebuilds an unreadable file; returns None if its segment no longer exists."""
+        self.rebuild: Callable[[int], Steps[RebuiltIndex | None]] = _nothing
+        """Rebuilds an unreadable file in steps; returns None if its segment no longer exists."""
+        self.is_serving = False
+        """True if files are rebuilt between other work, because clients wait meanwhile. Until then, a lookup that meets
+        an unreadable file rebuilds it at once."""
+        self._rebuilding: dict[int, Steps[RebuiltIndex | None]] = {}
+        """Segments whose files are being rebuilt, one after the other."""
+        self._waiting: dict[int, list[Callable[[], None]]] = {}
+        """Callbacks for the end of each of these rebuilds."""
         self.blocks_read = 0
         self.rebuilt = 0
         """Number of files that were rebuilt from their segments because a part was unreadable."""
@@ -105,7 +128,7 @@ class IndexFiles:
         if entries is not None:
             return entries[ledger].get(entry) if ledger in entries else NOWHERE
         key = file << OFFSET_BITS | at
-        block = self._blocks.pop(key, None) or self.block(file, at, count)
+        block = self._blocks.pop(key, None) or self._block_or_none(file, at, count)
         if block is None:
             self._rebuild_index(file)
             return self.find(file, ledger, at, count, entry) if file in self._in_memory else NOWHERE
@@ -123,10 +146,16 @@ class IndexFiles:
         `held` has them then. The block is not cached, because the caller reads everything."""
         if file in self._in_memory:
             return None
-        block = self.block(file, at, count)
+        block = self._block_or_none(file, at, count)
         if block is None:
             self._rebuild_index(file)
         return block
+
+    def _block_or_none(self, file: int, at: int, count: int) -> EntryColumns | None:
+        """Return a block, or None if it is unreadable. Raises OSError for a temporary error, and IndexBusy."""
+        if file in self._rebuilding:
+            raise IndexBusy(file)
+        return self.block(file, at, count)
 
     def is_held(self, file: int) -> bool:
         """Return True if the segment's entries are in memory."""
@@ -161,12 +190,56 @@ class IndexFiles:
         if (found := self._open.pop(file, None)) is not None:
             found.close()
 
+    # docs/protocol.md B31, B40
     def _rebuild_index(self, file: int) -> None:
-        rebuilt = self.rebuild(file)
+        """Rebuild the file. While clients are served, only begin to, and raise IndexBusy."""
+        if not self.is_serving:
+            self._replace_by(file, at_once(self.rebuild(file)))
+            return
+        log.error("index is damaged, rebuilding it from the segment segment=%d", file)
+        self._rebuilding[file] = self.rebuild(file)
+        if len(self._rebuilding) == 1:
+            asyncio.get_running_loop().call_soon(self._continue)
+        raise IndexBusy(file)
+
+    def _continue(self) -> None:
+        """Do the next step of the oldest rebuild. The other tasks of the process run between two steps."""
+        file, steps = next(iter(self._rebuilding.items()))
+        try:
+            if not self._is_closed:
+                next(steps)
+                asyncio.get_running_loop().call_soon(self._continue)
+                return
+        except StopIteration as end:
+            self._rebuild_ended(file)
+            self._replace_by(file, end.value)
+        except OSError as error:
+            log.warning("index not rebuilt, the next lookup tries again segment=%d error=%s", file, error)
+            self._rebuild_ended(file)
+        except BaseException:
+            self._rebuild_ended(file)
+            raise
+
+    def _rebuild_ended(self, file: int) -> None:
+        del self._rebuilding[file]
+        loop = asyncio.get_running_loop()
+        for waiting in self._waiting.pop(file, ()):
+            loop.call_soon(waiting)
+        if self._rebuilding:
+            loop.call_soon(self._continue)
+
+    def after_rebuild(self, file: int, resume: Callable[[], None]) -> None:
+        """Call `resume` in a later turn, when the file is no longer being rebuilt. It may be unreadable again."""
+        if file in self._rebuilding:
+            self._waiting.setdefault(file, []).append(resume)
+        else:
+            asyncio.get_running_loop().call_soon(resume)
+
+    def _replace_by(self, file: int, rebuilt: RebuiltIndex | None) -> None:
         self._close(file)
         if rebuilt is None:
             return
-        log.error("index is damaged, rebuilding it from the segment segment=%d", file)
+        log.error("index was rebuilt from the segment segment=%d", file)
         self.rebuilt += 1
         self._in_memory[file] = rebuilt.entries
         if rebuilt.data is None:

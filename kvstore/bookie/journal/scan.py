@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 from kvstore.bookie.journal.record import (
     FILE_HEADER_SIZE,
@@ -23,6 +24,10 @@ from kvstore.bookie.journal.record import (
     is_body_good,
     seed_of,
 )
+from kvstore.bookie.steps import Steps, at_once
+
+STEP_RECORDS = 2_000
+"""Maximum number of records in one step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +58,16 @@ class SegmentScan:
 
 def group_headers(data: bytes, salt: int) -> dict[int, GroupHeader]:
     """Return every valid group header in a segment's bytes, by its offset."""
-    marker, found, at = group_marker(salt), {}, data.find(group_marker(salt), FILE_HEADER_SIZE)
-    while at >= 0:
+    return at_once(_group_headers(data, salt))
+
+
+def _group_headers(data: bytes, salt: int) -> Steps[dict[int, GroupHeader]]:
+    marker, found, at = group_marker(salt), dict[int, GroupHeader](), data.find(group_marker(salt), FILE_HEADER_SIZE)
+    for number in count(1):
+        if at < 0:
+            break
+        if number % STEP_RECORDS == 0:
+            yield
         header = decode_group_header(data, at, salt, at)
         if header is not None:
             found[at] = header
@@ -81,7 +94,20 @@ def scan(
     this one ends; bytes after it were abandoned. `synced_to` is an offset that other segments know to be synced.
     `missing` are ranges that the disk could not read. If the log would continue in such a range, that is damage and not
     a torn tail, because a crash leaves readable bytes."""
-    headers = group_headers(data, salt)
+    return at_once(scanning(data, file, salt, known_end=known_end, synced_to=synced_to, missing=missing))
+
+
+def scanning(
+    data: bytes,
+    file: int,
+    salt: int,
+    *,
+    known_end: int | None = None,
+    synced_to: int = 0,
+    missing: Sequence[range] = (),
+) -> Steps[SegmentScan]:
+    """Do the work of `scan` in steps."""
+    headers = yield from _group_headers(data, salt)
     if known_end is not None:
         headers = {at: header for at, header in headers.items() if at < known_end}
     result = SegmentScan(synced_to=known_end or max(FILE_HEADER_SIZE, certified(headers, file), synced_to))
@@ -93,7 +119,7 @@ def scan(
             at = _skip(result, at, min((other for other in headers if other > at), default=result.synced_to))
             continue
         end = at + GROUP_HEADER_SIZE + header.size
-        stopped = _records(result, data, at + GROUP_HEADER_SIZE, end, seed_of(salt))
+        stopped = yield from _records(result, data, at + GROUP_HEADER_SIZE, end, seed_of(salt))
         if stopped < end and stopped >= result.synced_to:
             at, continues_to = stopped, end
             break
@@ -111,7 +137,7 @@ def _skip(result: SegmentScan, start: int, stop: int) -> int:
     return stop
 
 
-def _records(result: SegmentScan, data: bytes, at: int, end: int, seed: int) -> int:
+def _records(result: SegmentScan, data: bytes, at: int, end: int, seed: int) -> Steps[int]:
     """Collect the records of one group. Return the offset at which they become unreadable."""
     while at < end:
         head = decode_record_head(data, at, seed=seed, offset=at)
@@ -124,6 +150,8 @@ def _records(result: SegmentScan, data: bytes, at: int, end: int, seed: int) -> 
             return at
         if is_good or head.kind == RecordKind.ADD:
             result.records.append(ScannedRecord(at, head, body, is_good))
+            if len(result.records) % STEP_RECORDS == 0:
+                yield
         else:
             result.damage.append((at, after))
         at = after

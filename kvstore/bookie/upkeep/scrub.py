@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.index.entry_index import OFFSET_BITS, OFFSET_MASK
+from kvstore.bookie.index.index_files import IndexBusy
 from kvstore.bookie.journal.segment import Segment
 from kvstore.bookie.storage import BookieStorage
 
@@ -50,7 +51,7 @@ class Scrubber:
             if segment is None or file == self._storage.journal.open_group.segment.file:
                 continue
             known = {each: place for each, place in inventory.damaged.items() if place >> OFFSET_BITS == file}
-            in_segment = await self._segment(segment)
+            in_segment = await self._readable_segment(segment)
             count += len(in_segment)
             for damaged, place in known.items() - set(in_segment):
                 if inventory.damaged.get(damaged) == place:
@@ -72,6 +73,18 @@ class Scrubber:
         """Maps (ledger, entry) of each damaged entry to the place of its copy. Includes entries that the last round or
         a later read found damaged."""
         return self._storage.inventory.damaged
+
+    async def _readable_segment(self, segment: Segment) -> list[tuple[tuple[int, int], int]]:
+        """Read a full segment. If its index file is damaged, read it again when the file has been rebuilt."""
+        try:
+            return await self._segment(segment)
+        except IndexBusy as busy:
+            rebuilt: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._storage.inventory.index_files.after_rebuild(
+                busy.file, lambda: None if rebuilt.done() else rebuilt.set_result(None)
+            )
+            await rebuilt
+        return await self._segment(segment)
 
     async def _segment(self, segment: Segment) -> list[tuple[tuple[int, int], int]]:
         damaged = []

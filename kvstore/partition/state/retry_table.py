@@ -96,8 +96,11 @@ class _ClientResults:
 class RetryTable:
     """The retry table of one replica. Only records of the log change it; the leader also reads it."""
 
-    def __init__(self, *, window_ms: int, bytes_max: int, results_max: int) -> None:
+    def __init__(self, *, window_ms: int, bytes_max: int, results_max: int, forgotten_ms: int = 0) -> None:
         self.bytes = 0
+        self.forgotten_ms = forgotten_ms
+        """No forgotten request carried a later time. The window in use when they were forgotten may have been smaller,
+        here or at the replica from which this state was copied."""
         self._window_ms, self._bytes_max, self._results_max = window_ms, bytes_max, results_max
         self._clients: dict[bytes, _ClientResults] = {}
         self.idle: list[tuple[int, bytes]] = []
@@ -120,7 +123,7 @@ class RetryTable:
         acknowledged.
         """
         client_id, sequence, _, carried_ms = request
-        if carried_ms < now_ms - self._window_ms:
+        if self._may_be_forgotten(carried_ms, now_ms):
             raise RequestExpired(f"the request carries leader time {carried_ms}, which is too old at {now_ms}")
         client = self._clients.get(client_id)
         if client is None:
@@ -141,10 +144,13 @@ class RetryTable:
         request with the lowest sequence, and carries the earliest time of all. May return False for new requests if
         only `find` can tell."""
         client_id, lowest, _, carried_ms = oldest
-        if carried_ms < now_ms - self._window_ms:
+        if self._may_be_forgotten(carried_ms, now_ms):
             return False
         client = self._clients.get(client_id)
         return client is None or (lowest >= client.first_unacked and client.results.keys().isdisjoint(sequences))
+
+    def _may_be_forgotten(self, carried_ms: int, now_ms: int) -> bool:
+        return carried_ms < now_ms - self._window_ms or carried_ms <= self.forgotten_ms
 
     def admit(self, request: RequestId, now_ms: int, pending: int, pending_bytes: int) -> None:
         """Check that the result of a new request can be remembered. `pending` is the number of this client's results in
@@ -274,6 +280,7 @@ class RetryTable:
                 heapreplace(idle, (client.seen_ms, client_id))
                 continue
             heappop(idle)
+            self.forgotten_ms = max(self.forgotten_ms, client.seen_ms)
             del self._clients[client_id]
             self.bytes -= BYTES_PER_CLIENT
             self._drop(client, list(client.results))

@@ -11,6 +11,7 @@
     v                               the cluster version that writes the log; absent: the first version
     h                               a difference that another replica reported   (trials.py)
     p                               the highest number of a pin in the log; absent: 0
+    g                               the latest time of a forgotten client; absent: nobody was forgotten (retry_table.py)
     i | token u32 be | key | seq u64 be    an intent on the key                  (intents.py)
     j | token u32 be | key | seq u64 be    a decision whose home key this is     (decisions.py)
 
@@ -43,6 +44,7 @@ ORIGINS_KEY = b"f"
 REPORTED_KEY = b"h"
 VERSION_KEY = b"v"
 MARK_KEY = b"p"
+FORGOTTEN_KEY = b"g"
 ALL_INTENTS = (b"i", b"j")
 ALL_DECISIONS = (b"j", b"k")
 EVERYTHING = (b"", b"\xff")
@@ -126,6 +128,24 @@ def mark_of(row: bytes | None) -> int:
     if row[0] != FORMAT:
         raise WrittenByNewer(f"expected the number of a pin in format {FORMAT}, got format {row[0]}")
     return int(_mark.unpack(row)[1])
+
+
+_forgotten = Struct(">BQ")
+
+
+def encode_forgotten(time_ms: int) -> bytes:
+    """Encode the row of the latest time of a forgotten client."""
+    return _forgotten.pack(FORMAT, time_ms)
+
+
+def forgotten_of(row: bytes | None) -> int:
+    """Decode the row of the latest time of a forgotten client; 0 if there is no row. Raises WrittenByNewer for an
+    unknown format."""
+    if row is None:
+        return 0
+    if row[0] != FORMAT:
+        raise WrittenByNewer(f"expected the time of a forgotten client in format {FORMAT}, got format {row[0]}")
+    return int(_forgotten.unpack(row)[1])
 
 
 # ── records ───────────────────────────────────────────────────────────────────────────────────────────────────────────

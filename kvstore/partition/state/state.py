@@ -47,7 +47,7 @@ from kvstore.partition.state.marks import MarkRecord
 from kvstore.partition.state.move_records import ImportRows, LogVersion, MoveRecord, Own, Release
 from kvstore.partition.state.ownership import Ownership
 from kvstore.partition.state.pinned_views import PinnedViews
-from kvstore.partition.state.retry_table import RetryTable, decode_row
+from kvstore.partition.state.retry_table import FORGOTTEN_PER_ENTRY_MAX, RetryTable, decode_row
 from kvstore.partition.state.rows import NOTHING_REPORTED, ReportedDifference, data_key, data_keys_of, retry_key
 from kvstore.ring.hashing import KeyHash
 from kvstore.types import PartitionId, Position, Seq, ServerId
@@ -375,7 +375,7 @@ class ReplicaState:
     def _remember(self, batch: EngineBatch, entry: Entry) -> None:
         """Store the entry's request ids in the retry table and its rows."""
         retries = self.retries
-        dropped = retries.forget(entry.time_ms) if retries.idle else []
+        dropped = self._forget(batch, entry.time_ms)
         if entry.requests is not None:
             # Imported request ids keep their own times, which they carry. With the time of the import, clients would
             # never be forgotten while moves follow one another (docs/protocol.md, M4).
@@ -384,6 +384,15 @@ class ReplicaState:
             batch.put(retry_key(entry.first_seq), retries.row(asked_ms, entry.requests))
         for row in dropped:
             batch.delete(retry_key(row))
+
+    # docs/protocol.md P15
+    def _forget(self, batch: EngineBatch, time_ms: int, most: int = FORGOTTEN_PER_ENTRY_MAX) -> list[int]:
+        """Forget idle clients, and return the rows of the retry table that are no longer needed."""
+        retries, before_ms = self.retries, self.retries.forgotten_ms
+        dropped = retries.forget(time_ms, most) if retries.idle else []
+        if retries.forgotten_ms != before_ms:
+            batch.put(rows.FORGOTTEN_KEY, rows.encode_forgotten(retries.forgotten_ms))
+        return dropped
 
     def _set_progress(
         self,
@@ -425,6 +434,7 @@ class ReplicaState:
             window_ms=config.retry_window_ms,
             bytes_max=config.retry_bytes_max,
             results_max=config.retry_results_max,
+            forgotten_ms=rows.forgotten_of(self.engine.get(rows.FORGOTTEN_KEY)),
         )
         row = self.engine.get(rows.META_KEY)
         if row is None:
@@ -464,8 +474,8 @@ class ReplicaState:
         for key, row in self.engine.iterate(*rows.ALL_RETRY):
             time_ms, requests = decode_row(row)
             dropped += self.retries.apply(int.from_bytes(key[1:], "big"), time_ms, requests, is_reload=True)
-        dropped += self.retries.forget(self.record_time_ms, most=len(self.retries))
         batch = self.engine.batch()
+        dropped += self._forget(batch, self.record_time_ms, most=len(self.retries))
         for each in dropped:
             batch.delete(retry_key(each))
         self.engine.write(batch)

@@ -32,6 +32,8 @@ from kvstore.proto import entry_pb2
 from kvstore.types import Seq, ServerId
 
 FORMAT = 1
+_SINGLE = (rows.VERSION_KEY, OWNERSHIP_KEY, rows.MARK_KEY, rows.FORGOTTEN_KEY)
+"""Rows that a state has once and that are transferred as they are."""
 STEP_ROWS, STEP_BYTES = 64, 64 << 10
 """Limits of an export's rows in memory at a time."""
 
@@ -46,7 +48,7 @@ class StateExport:
         meta = engine.get(META_KEY)
         assert meta is not None
         self.meta: StateMeta = meta_of(meta)
-        single = [(key, engine.get(key)) for key in (rows.VERSION_KEY, OWNERSHIP_KEY, rows.MARK_KEY)]
+        single = [(key, engine.get(key)) for key in _SINGLE]
         self._view = engine.view((rows.ALL_DATA, rows.ALL_INTENTS, rows.ALL_DECISIONS, rows.ALL_RETRY))
         self._rows: Iterator[tuple[bytes, bytes]] = chain(
             [(key, row) for key, row in single if row is not None],

@@ -9,6 +9,7 @@ from crc32c import crc32c
 
 from kvstore.bookie import index_rebuild, inventory, opening, replay
 from kvstore.bookie.index import blocks, entry_index, index_files, sealed_entries
+from kvstore.bookie.steps import Steps
 from tests.bookie.breakages.registry import mutant, replace
 
 
@@ -139,7 +140,8 @@ def _greedy() -> None:
 @mutant("treats a segment with one bad sector as entirely unreadable")
 def _all_or_nothing() -> None:
     def make(_original: Any) -> Any:
-        def read(segment: Any) -> bytes:
+        def read(segment: Any) -> Steps[bytes]:
+            yield
             try:
                 whole: bytes = segment.handle.read(0, segment.end)
             except OSError:

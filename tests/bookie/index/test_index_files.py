@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from errno import EIO
 from random import Random
@@ -11,6 +12,7 @@ import pytest
 
 from kvstore.bookie.index.blocks import BLOCK_ENTRIES
 from kvstore.bookie.index.checkpoints import read_checkpoint
+from kvstore.bookie.journal import scan
 from kvstore.bookie.upkeep.reclaim import Reclaimer
 from kvstore.bookie.upkeep.scrub import Scrubber
 from kvstore.env import Env
@@ -299,6 +301,41 @@ def test_reclaimed_segment_takes_its_index_file_along(world: SimWorld) -> None:
 
 
 # Damage
+
+
+@in_world
+async def test_other_work_continues_while_an_index_is_rebuilt(world: SimWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A segment may have more than 100,000 entries, whose rebuild takes seconds. Requests for them wait."""
+    monkeypatch.setattr(scan, "STEP_RECORDS", 10)
+    shelf = await Shelf(world.env("b1"), LARGE).start()
+    await filled(shelf, 1000, L)
+    await filled(shelf, 1, 8)
+    inventory = shelf.storage.inventory
+    (first, *_), disk = sorted(inventory.segments), world.node("b1").disk
+    records = sum(sealed.count(first) for _, sealed in inventory.sealed_in(inventory.segments[first]))
+    damaged_block(disk, path_of(first))
+    inventory.index_files._blocks.clear()
+    read, add = shelf.submit_read(L, 0), shelf.submit(L, 0, payload_of(L, 0), recovery=True)
+    turns = 0
+    while not (read.done() or add.done()):
+        assert await shelf.payload(8, 0) == payload_of(8, 0)
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns > records / 10
+    assert ((await read)[0], await add) == (Status.OK, Status.OK)
+
+
+@in_world
+async def test_request_whose_ledger_is_dropped_during_a_rebuild_finds_none(world: SimWorld) -> None:
+    shelf = await Shelf(world.env("b1"), LARGE).start()
+    await filled(shelf, 1000, L)
+    inventory = shelf.storage.inventory
+    damaged_block(world.node("b1").disk, path_of(min(inventory.segments)))
+    inventory.index_files._blocks.clear()
+    read = shelf.submit_read(L, 0)
+    assert not read.done()
+    inventory.drop(L, tombstone=False)
+    assert (await read)[0] is Status.NO_LEDGER
 
 
 @pytest.mark.parametrize("seen_by", ["reads", "scrub", "adds", "lists"])

@@ -21,8 +21,10 @@ from kvstore.partition.state.commands import (
     RequestId,
 )
 from kvstore.partition.state.results import decode_result, encode_result
+from kvstore.partition.state.transfer import StateExport, StateImport
 from kvstore.server.grpc.encode import result_message
 from tests.partition.one_partition import TIME_MS, UNKNOWN, Partition
+from tests.partition.state.engine_memory import MemoryEngine
 
 X, Y = b"x" * 16, b"y" * 16
 
@@ -183,6 +185,26 @@ def test_forgotten_request_is_never_applied_again() -> None:
     assert len(p.state.retries) == 0
     assert isinstance(p.do(op), RequestExpired)
     assert p.do(Get(b"a")).value == b"2"
+
+
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_forgotten_request_is_refused_after_the_window_is_raised(is_copied: bool) -> None:
+    first = Partition(PartitionConfig(retry_window_ms=1000, expiry_sweep_s=0)).start()
+    op = Put(b"a", b"1", request=request(1))
+    first.do(op)
+    first.wait(1.5)
+    first.do(Put(b"a", b"2"))
+    raised = PartitionConfig(retry_window_ms=60_000, expiry_sweep_s=0)
+    restarted = Partition(raised, MemoryEngine() if is_copied else first.engine, loop=first.loop)
+    if is_copied:
+        chunk = StateExport(first.state).next_chunk(1 << 20)
+        assert chunk is not None
+        assert StateImport(restarted.state, frozenset()).add(chunk)
+    restarted.epoch = first.epoch
+    restarted.open()
+    restarted.start()
+    assert isinstance(restarted.do(op), RequestExpired)
+    assert restarted.do(Get(b"a")).value == b"2"
 
 
 def test_client_without_a_time_is_refused(p: Partition) -> None:
