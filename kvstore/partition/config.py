@@ -66,8 +66,8 @@ class PartitionConfig:
     does not append it."""
     retry_window_ms: Annotated[int, between(RETRY_WINDOW_MS_MIN, MS_MAX)] = 600_000
     """Milliseconds of record time for which the partition remembers a client that sends no requests. Retries that are
-    older are refused. Set the same value on all servers. After it was raised, a retry of a request that was forgotten
-    before can be applied again until one new window has passed."""
+    older are refused. Set the same value on all servers: if keys move to a server with a larger value, a retry of a
+    request that was forgotten before can be applied again."""
     retry_bytes_max: Annotated[int, between(1_000, BYTES_MAX)] = 64 << 20
     """Bytes of memory for the results that the partition remembers. At this limit, new clients are refused and may
     retry."""

@@ -65,7 +65,7 @@ def interrupted(frame: DataFrame, marker: Path, happens: Happening, *, after: in
 def interrupted_parts(marker: Path, happens: Happening) -> Callable[[JobContext, SnapshotPart], DataFile]:
     """Return `write_piece` for the tasks of a snapshot. Once, when some task has read a batch of its part and not yet
     written it, it waits until another executor has done the same. Then the ids of its family go into the file `marker`,
-    and `happens()` is called. An executor that began later would fetch the tasks' code from the one that was stopped."""
+    and `happens()` is called. An executor that begins later would fetch the tasks' code from the one that stopped."""
 
     def begun() -> list[Path]:
         return list(marker.parent.glob(f"{marker.name}-executor-*"))
