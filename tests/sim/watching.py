@@ -30,7 +30,7 @@ def watching(logbook: Logbook, rules: MetadataRules) -> Iterator[None]:
         ledger = self.metadata.ledger
         for command in commands:
             if isinstance(command, Confirm):
-                logbook.confirm(ledger, command.entry, rules.ledgers.get(ledger), ledger in rules.partition_of)
+                logbook.confirm(ledger, command.entry, rules.written.get(ledger), ledger in rules.partition_of)
         return commands
 
     def handle_and_note(self: LedgerWriter, event: Event) -> list[Command]:

@@ -59,7 +59,7 @@ class Logbook:
         self.acks.setdefault(ledger, {}).setdefault(entry, set()).add(bookie)
 
     def confirm(self, ledger: LedgerId, entry: EntryId, recorded: LedgerMetadata | None, is_listed: bool) -> None:
-        """The ledger's own writer confirms an entry. `recorded` is the current metadata in the metadata store."""
+        """The ledger's own writer confirms an entry. `recorded` is the metadata that was last written for it."""
         before = self.confirmed.get(ledger, NO_ENTRY)
         if entry != before + 1:
             self._broken(f"L3 ledger {ledger} confirms entry {entry} after {before}")

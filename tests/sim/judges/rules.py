@@ -39,6 +39,9 @@ class MetadataRules:
         closed: Callable[[LedgerId, EntryId], None],
     ) -> None:
         self.ledgers: dict[LedgerId, LedgerMetadata] = {}
+        self.written: dict[LedgerId, LedgerMetadata] = {}
+        """The ledgers as nodes wrote them last. A restored older copy and what is written to it change nothing here,
+        because the writers that continue do not know of it."""
         self.lists: dict[PartitionId, list[Listed]] = {}
         self.partition_of: dict[LedgerId, PartitionId] = {}
         """The partition of every ledger that was ever listed."""
@@ -87,12 +90,16 @@ class MetadataRules:
 
     def _ledger_changed(self, ledger: LedgerId, data: bytes | None) -> None:
         before = self.ledgers.get(ledger)
-        if data is None:
+        after = ledger_metadata.decode(ledger, data) if data is not None else None
+        if self.written.get(ledger) == before:
+            self.written.pop(ledger, None)
+            if after is not None:
+                self.written[ledger] = after
+        if after is None:
             listed = [p for p, lines in self.lists.items() if any(line.id == ledger for line in lines)]
             self._expect(not listed, "G1 a listed ledger's metadata is removed", (ledger, listed))
             self.ledgers.pop(ledger, None)
             return
-        after = ledger_metadata.decode(ledger, data)
         self.ledgers[ledger] = after
         for each in after.fragments:
             machines = {machine_of(node_of_or_none(bookie) or bookie) for bookie in each.ensemble}

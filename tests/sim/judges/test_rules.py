@@ -39,3 +39,23 @@ def test_node_in_restored_copy_is_judged_by_that_copy() -> None:
     closed ledger (seed 9500456)."""
     assert broken_by(step=False) == []
     assert "L1 states only go forward" in broken_by(step=True)
+
+
+# docs/protocol.md B29
+def test_writer_over_a_restored_copy_is_judged_by_its_own_ensemble() -> None:
+    """It had replaced a bookie after the copy was made, and confirmed an entry before it noticed the copy. The rules
+    accused it of an entry without an ack quorum (seed 1612517 of transactions)."""
+    broken: list[str] = []
+    rules = MetadataRules(lambda _: -1, broken.append, lambda *_: None)
+    path = paths.ledger(LEDGER)
+    moved = replace(OPEN, fragments=(Fragment(0, tuple(map(BookieId, ("b1", "b2", "b4")))),))
+    before, after, recovering = map(ledger_metadata.encode, (OPEN, moved, IN_RECOVERY))
+    rules(path, None, before)
+    rules(path, before, after)
+    rules.restored(path, after, before)
+    rules(path, before, recovering)
+    assert rules.ledgers[LEDGER] == IN_RECOVERY
+    assert rules.written[LEDGER] == moved
+    rules.restored(path, recovering, after)
+    rules(path, after, None)
+    assert (rules.written, broken) == ({}, [])
