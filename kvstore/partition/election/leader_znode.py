@@ -77,13 +77,8 @@ class Claims:
         return record, record.nonce == nonce and self._store.session not in (0, stat.owner)
 
     async def term(self) -> int:
-        """Return the version of the term. It increases with each claim. A term that somebody has deleted is recreated,
-        because nobody could claim without it."""
-        try:
-            _, term = await self._store.get(self._term)
-        except NoSuchNode:
-            await ensure_path(self._store, self._term)
-            _, term = await self._store.get(self._term)
+        """Return the version of the term. It increases with each claim."""
+        _, term = await self._store.get(self._term)
         return term.version
 
     # docs/protocol.md P24
@@ -106,7 +101,8 @@ class Claims:
         """Remove the leader znode and the published znode of a replica that has stopped, even if the outcome of its
         last claim is unknown."""
         await self._store.sync(self.leader_path)
-        await self._remove(record)
+        with suppress(NoSuchNode):
+            await self._remove(record)
         with suppress(NoSuchNode):
             await self._store.delete(self._published_path, -1)
 
@@ -195,13 +191,12 @@ class Claims:
             await self._store.delete(self.leader_path, version)
 
     async def _remove(self, record: LeaderRecord) -> None:
+        _, term = await self._store.get(self._term)
         try:
-            await self._store.get(self.leader_path)  # without it, nothing of a removed partition is recreated
-            term = await self.term()
             data, _ = await self._store.get(self.leader_path)
             found = LeaderRecord.decode(data)
             if (found.server, found.nonce) != (record.server, record.nonce):
                 return
-            await self._store.multi([Check(self._term, term), Delete(self.leader_path, -1)])
+            await self._store.multi([Check(self._term, term.version), Delete(self.leader_path, -1)])
         except (NoSuchNode, VersionConflict):
             return

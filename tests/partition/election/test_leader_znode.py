@@ -60,29 +60,6 @@ async def test_stale_leader_is_removed_but_never_its_successor(tree: MemoryTree)
 
 
 # docs/protocol.md P24
-async def test_deleted_term_is_recreated_by_the_next_claim_or_removal(tree: MemoryTree) -> None:
-    """Otherwise no replica could claim until one of them starts again."""
-    a, store = await claims_of(tree, A)
-    b, _ = await claims_of(tree, B)
-    await store.delete(paths.partition_term(P), -1)
-    assert await a.claim(FIRST)
-    await store.delete(paths.partition_term(P), -1)
-    await b.remove_stale(FIRST)
-    assert await b.leader() is None
-    assert await a.claim(FIRST)
-    await store.delete(paths.partition_term(P), -1)
-    assert await b.replace_leader(await b.term(), SECOND)
-
-
-async def test_withdrawal_recreates_no_znode_of_a_removed_partition(tree: MemoryTree) -> None:
-    a, store = await claims_of(tree, A)
-    for path in (paths.partition_term(P), paths.partition_replicas(P), paths.partition(P)):
-        await store.delete(path, -1)
-    await a.withdraw(FIRST)
-    assert P not in await store.children(paths.PARTITIONS)
-
-
-# docs/protocol.md P24
 async def test_remover_with_an_old_term_removes_nothing(tree: MemoryTree, monkeypatch: pytest.MonkeyPatch) -> None:
     a, _ = await claims_of(tree, A)
     b, store = await claims_of(tree, B)
