@@ -16,7 +16,7 @@ from kvstore.bookie.index.entry_index import OFFSET_BITS, OFFSET_MASK, EntryInde
 from kvstore.bookie.index.index_files import RebuiltIndex
 from kvstore.bookie.inventory import Inventory
 from kvstore.bookie.journal.record import RecordKind
-from kvstore.bookie.journal.scan import STEP_RECORDS, ScannedRecord, scanning
+from kvstore.bookie.journal.scan import STEP_RECORDS, ScannedRecord, scan
 from kvstore.bookie.journal.segment import Segment
 from kvstore.bookie.steps import Steps
 from kvstore.os_errors import is_passing
@@ -92,7 +92,7 @@ def entries_in(segment: Segment) -> Steps[dict[int, EntryIndex]]:
     """Return the entries of a full segment from its records, as they were when it was full, by ledger."""
     data = yield from _read_what_can_be(segment)
     found: dict[int, EntryIndex] = {}
-    scanned = yield from scanning(data, segment.file, segment.salt, known_end=segment.end)
+    scanned = yield from scan(data, segment.file, segment.salt, known_end=segment.end)
     for number, record in enumerate(scanned.records, 1):
         if number % STEP_RECORDS == 0:
             yield

@@ -31,6 +31,7 @@ from kvstore.bookie.journal.record import (
 )
 from kvstore.bookie.journal.scan import ScannedRecord, SegmentScan, certified, group_headers, scan
 from kvstore.bookie.journal.segment import Segment, file_of_name
+from kvstore.bookie.steps import at_once
 from kvstore.env.ports import Disk
 from kvstore.errors import ConfigError
 from kvstore.os_errors import is_passing
@@ -196,7 +197,7 @@ class _Replay:
             return found.checkpoint is not None
         if self._reported_synced(found.segment.file, files) > FILE_HEADER_SIZE:
             return True
-        headers = group_headers(self._bytes(found)[0], found.segment.salt)
+        headers = at_once(group_headers(self._bytes(found)[0], found.segment.salt))
         return certified(headers, found.segment.file) > FILE_HEADER_SIZE
 
     @staticmethod
@@ -234,7 +235,7 @@ class _Replay:
         file = found.segment.file
         synced_to = self._reported_synced(file, files)
         data, missing = self._bytes(found)
-        return scan(data, file, found.segment.salt, known_end=known_end, synced_to=synced_to, missing=missing)
+        return at_once(scan(data, file, found.segment.salt, known_end=known_end, synced_to=synced_to, missing=missing))
 
     def _load(self, files: dict[int, _File], expected: list[int], file: int, *, is_anchor: bool) -> None:
         found = files.get(file)
@@ -313,7 +314,7 @@ class _Replay:
         if not found.has_header:
             return
         data, missing = self._bytes(found)
-        result = scan(data, found.segment.file, found.segment.salt, missing=missing)
+        result = at_once(scan(data, found.segment.file, found.segment.salt, missing=missing))
         self._result.ends[found.segment] = result.end
         self._note(found.segment, result)
         for record in result.records:

@@ -38,6 +38,7 @@ from kvstore.bookie.journal.record import (
     seed_of,
 )
 from kvstore.bookie.journal.scan import group_headers
+from kvstore.bookie.steps import at_once
 from kvstore.bookie.upkeep.limbo import settle, survey
 from kvstore.env import Env
 from kvstore.env.disk import DirectoryDisk
@@ -212,7 +213,7 @@ def _journal(data: bytes, needed: set[tuple[int, int]]) -> Iterator[tuple[str, i
     assert header is not None
     yield "file header", 0, FILE_HEADER_SIZE
     at, seed = FILE_HEADER_SIZE, seed_of(header.salt)
-    for start, group in sorted(group_headers(data, header.salt).items()):
+    for start, group in sorted(at_once(group_headers(data, header.salt)).items()):
         at = start + GROUP_HEADER_SIZE
         yield "group header", start, at
         end = at + group.size

@@ -24,7 +24,7 @@ from kvstore.bookie.journal.record import (
     is_body_good,
     seed_of,
 )
-from kvstore.bookie.steps import Steps, at_once
+from kvstore.bookie.steps import Steps
 
 STEP_RECORDS = 2_000
 """Maximum number of records in one step."""
@@ -56,12 +56,8 @@ class SegmentScan:
     last_group: int = 0
 
 
-def group_headers(data: bytes, salt: int) -> dict[int, GroupHeader]:
+def group_headers(data: bytes, salt: int) -> Steps[dict[int, GroupHeader]]:
     """Return every valid group header in a segment's bytes, by its offset."""
-    return at_once(_group_headers(data, salt))
-
-
-def _group_headers(data: bytes, salt: int) -> Steps[dict[int, GroupHeader]]:
     marker, found, at = group_marker(salt), dict[int, GroupHeader](), data.find(group_marker(salt), FILE_HEADER_SIZE)
     for number in count(1):
         if at < 0:
@@ -89,25 +85,12 @@ def scan(
     known_end: int | None = None,
     synced_to: int = 0,
     missing: Sequence[range] = (),
-) -> SegmentScan:
+) -> Steps[SegmentScan]:
     """Read the records of segment `file` from its bytes. `known_end` is the offset at which the next segment says that
     this one ends; bytes after it were abandoned. `synced_to` is an offset that other segments know to be synced.
     `missing` are ranges that the disk could not read. If the log would continue in such a range, that is damage and not
     a torn tail, because a crash leaves readable bytes."""
-    return at_once(scanning(data, file, salt, known_end=known_end, synced_to=synced_to, missing=missing))
-
-
-def scanning(
-    data: bytes,
-    file: int,
-    salt: int,
-    *,
-    known_end: int | None = None,
-    synced_to: int = 0,
-    missing: Sequence[range] = (),
-) -> Steps[SegmentScan]:
-    """Do the work of `scan` in steps."""
-    headers = yield from _group_headers(data, salt)
+    headers = yield from group_headers(data, salt)
     if known_end is not None:
         headers = {at: header for at, header in headers.items() if at < known_end}
     result = SegmentScan(synced_to=known_end or max(FILE_HEADER_SIZE, certified(headers, file), synced_to))

@@ -9,6 +9,7 @@ import pytest
 
 from kvstore.bookie import replay
 from kvstore.bookie.journal import record, scan
+from kvstore.bookie.steps import Steps
 from kvstore.env.real import real_env, run
 from tests.bookie.flips import NEEDED, Broken, Flip, Trial, flip_many, write
 
@@ -41,8 +42,8 @@ def test_flip_test_detects_a_bookie_that_checks_no_packet(tmp_path: Path, monkey
 def test_flip_test_detects_a_bookie_that_takes_damage_for_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def without_damage(*arguments: object, **known: object) -> scan.SegmentScan:
-        found = scan.scan(*arguments, **known)  # type: ignore[arg-type]
+    def without_damage(*arguments: object, **known: object) -> Steps[scan.SegmentScan]:
+        found = yield from scan.scan(*arguments, **known)  # type: ignore[arg-type]
         found.damage = []
         return found
 

@@ -17,6 +17,7 @@ from kvstore.bookie.journal.record import (
 )
 from kvstore.bookie.journal.scan import scan
 from kvstore.bookie.journal.segment import PAGE, segment_name
+from kvstore.bookie.steps import at_once
 from kvstore.proto.bookkeeper import Status
 from tests.bookie.support import Shelf, in_world, packet, run, segments, tiny
 from tests.sim.world.disk import SimDisk, SimFile
@@ -39,7 +40,7 @@ def scanned(disk: SimDisk, path: str):  # type: ignore[no-untyped-def]
     data = content(disk, path)
     header = decode_file_header(data)
     assert header is not None
-    return header, scan(data, header.file, header.salt)
+    return header, at_once(scan(data, header.file, header.salt))
 
 
 @in_world

@@ -17,6 +17,7 @@ from kvstore.bookie.journal.record import (
     seed_of,
 )
 from kvstore.bookie.journal.scan import SegmentScan, scan
+from kvstore.bookie.steps import at_once
 
 SALT = 0x1122334455667788
 FILE = 4
@@ -52,7 +53,7 @@ class Built:
         return self
 
     def scan(self, known_end: int | None = None, *, zeroes: int = 1000) -> SegmentScan:
-        return scan(bytes(self.data) + bytes(zeroes), FILE, SALT, known_end=known_end)
+        return at_once(scan(bytes(self.data) + bytes(zeroes), FILE, SALT, known_end=known_end))
 
 
 def offsets(result: SegmentScan) -> list[int]:
