@@ -100,8 +100,7 @@ def as_text(report: FsckReport, *, notes: bool) -> str:
     advice = report.advice()
     if advice:
         lines += ["", "What to do:", *(f"  - {each}" for each in advice)]
-    entries = f"{report.entries:,} {'entry' if report.entries == 1 else 'entries'}"
-    copies = f"{report.copies:,} {'copy' if report.copies == 1 else 'copies'}"
+    entries, copies = count(report.entries, "entry", "entries"), count(report.copies, "copy", "copies")
     checked = f"{count(report.partitions, 'partition')}, {count(report.ledgers, 'ledger')}, {entries} in {copies}"
     if report.others:
         checked += f"; {count(report.others, 'ledger')} outside of the partitions' logs, whose entries were not read"

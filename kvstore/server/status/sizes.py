@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 
-def count(number: int, noun: str) -> str:
-    """Return a number of things, for example `1 node` or `1,200 keys`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def count(number: int, noun: str, plural: str = "") -> str:
+    """Return a number of things, for example `1 node` or `1,200 keys`. The plural has an s if none is given."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def size(number: float) -> str:

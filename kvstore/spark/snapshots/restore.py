@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from kvstore.client.blocking.client import Client
 from kvstore.client.core.config import ClientConfig
 from kvstore.errors import Corrupted, InvalidRequest, StoreError
+from kvstore.server.status.sizes import count
 from kvstore.spark.snapshots.chains import Cut
 from kvstore.spark.snapshots.create import ProgressCallback
 from kvstore.spark.snapshots.manifest import Manifest
@@ -51,11 +52,11 @@ def restore(
     Raises InvalidRequest if the cluster has keys, unless `into_filled` is True. With `into_filled`, keys that are not
     in the snapshot stay as they are.
     """
-    if not into_filled:
-        require_empty(cluster)
     with Client(cluster) as client:
         # With this machine's clock, live records could be left out.
         there, now_ms = client.count(), client.cluster.time_ms()
+    if not into_filled:
+        _check_empty(there)
     total = sum(manifest.rows for manifest in chain)
     records = tables.folded(store, chain, cut)
     with _watched(cluster, there, total, progress):
@@ -73,11 +74,14 @@ def restore(
 def require_empty(cluster: ClientConfig) -> None:
     """Raise InvalidRequest if the cluster has keys."""
     with Client(cluster) as client:
-        there = client.count()
-    if there:
+        _check_empty(client.count())
+
+
+def _check_empty(keys: int) -> None:
+    if keys:
         raise InvalidRequest(
-            f"expected an empty cluster, got one with {there:,} {'key' if there == 1 else 'keys'}; restore into an "
-            "empty cluster, or pass --merge to overwrite keys of the snapshot and keep other keys"
+            f"expected an empty cluster, got one with {count(keys, 'key')}; restore into an empty cluster, or pass "
+            "--merge to overwrite keys of the snapshot and keep other keys"
         )
 
 
